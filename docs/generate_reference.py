@@ -373,6 +373,7 @@ API = {
     "Networks": ["labrl.networks.building.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
     "Replay buffers and explorations": [
         "labrl.memory.replay.Replay",
+        "labrl.memory.transition_ring.TransitionRing",
         "labrl.agents.parts.exploration.Exploration",
     ],
     "Transforms": ["labrl.agents.transforms.Transform"],

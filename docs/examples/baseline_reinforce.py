@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, evaluate
-from labrl.memory.rollout import Episodes, Minibatch
+from labrl.memory import Minibatch
+from labrl.memory.rollout import Episodes
 from labrl.schedules import value_at
 from labrl.types import PositiveInt
 

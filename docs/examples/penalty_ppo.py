@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from labrl.agents.ppo import PPO, PPOConfig
-from labrl.memory.rollout import Minibatch
+from labrl.memory import Minibatch
 from labrl.types import NonNegativeFloat
 
 

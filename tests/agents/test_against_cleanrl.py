@@ -20,7 +20,7 @@ from replay_actor_critic_cases import BOX, CHOICE, VECTOR, build, disturb
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
 from labrl.schedules import value_at
 
 IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
-from labrl.memory.rollout import Minibatch
+from labrl.memory import Minibatch
 from labrl.schedules import value_at
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3")

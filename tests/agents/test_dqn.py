@@ -40,18 +40,6 @@ IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 EARLY = ("agent.learning_starts=40", "agent.batch_size=16", "agent.updates_per_frame=0.25")
 
 
-class Converter:
-    """Converts minibatches of vectors to tensors like a learner on the CPU."""
-
-    waits = True
-
-    def layout(self, observation: Any) -> Any:
-        return observation
-
-    def tensors(self, arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
 def weights(agent: DQN) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for m in agent.modules().values() for p in m.parameters()])
 
@@ -79,7 +67,6 @@ def test_update_equals_an_adam_step_on_the_loss_of_the_papers(
 
     (batch,) = seen
     assert (len(np.unique(batch.weight)) > 1) == (memory == "prioritized")
-    batch = batch.as_tensors(Converter())
     rows = torch.arange(16)
     with torch.no_grad():
         values = target(batch.next_observation).outputs.squeeze(2)
@@ -319,7 +306,6 @@ def test_priorities_are_updated_with_the_absolute_td_errors(monkeypatch: pytest.
     online, target = (copy.deepcopy(network) for network in agent.modules().values())
     assert play(agent, clock, world, 1) == 1
     (batch,), ((_, error),) = seen, given
-    batch = batch.as_tensors(Converter())
     with torch.no_grad():
         best = online(batch.next_observation).outputs.squeeze(2).argmax(1)
         bootstrap = select_outputs(target(batch.next_observation).outputs, best).squeeze(1)

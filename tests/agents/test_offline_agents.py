@@ -32,7 +32,7 @@ from labrl.agents.agent import Observation
 from labrl.agents.iql import advantage_weight, expectile_losses
 from labrl.agents.td3_bc import EPSILON, cloning_loss
 from labrl.config.compose import compose, resolve
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
 from labrl.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05

@@ -68,7 +68,7 @@ def test_targets_are_lambda_returns_of_the_best_values(monkeypatch: pytest.Monke
     ]
     assert sorted(order) == list(range(8))
     assert batch.action.tolist() == [int(taken[t][0]) for t in order]  # type: ignore[index]
-    np.testing.assert_allclose(batch.target.numpy(), np.array(targets[::-1])[order], atol=1e-5)
+    np.testing.assert_allclose(batch.value_target.numpy(), np.array(targets[::-1])[order], atol=1e-5)
 
 
 def test_pqn_finds_the_best_values_without_a_target_network() -> None:

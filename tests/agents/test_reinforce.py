@@ -155,7 +155,7 @@ def test_restored_agent_continues_exactly(steps: int, baseline: str) -> None:
 def test_session_fails_when_a_rollout_would_fill_the_ram(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("labrl.memory.rollout.memory_available", lambda: 1000)
+    monkeypatch.setattr("labrl.memory.workspace.memory_available", lambda: 1000)
     overrides = [
         "agent=reinforce",
         "env=cartpole",

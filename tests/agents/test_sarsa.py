@@ -83,8 +83,8 @@ def test_targets_are_lambda_returns_of_the_actions_taken(
         later = None if next_return is None else float(step.reward[0]) + 0.9 * next_return
         found.append(later)
         if later is None:
-            later = float(batch.target[t])
-    for ours, target in zip(batch.target.tolist(), found[::-1], strict=True):
+            later = float(batch.value_target[t])
+    for ours, target in zip(batch.value_target.tolist(), found[::-1], strict=True):
         assert target is None or ours == pytest.approx(target, abs=1e-4)
 
 

@@ -16,7 +16,7 @@ from commands import run_ranks
 from exact_cases import differences, folder_override, small
 
 import labrl
-from labrl.agents.abilities import learns_faster_on_gpu
+from labrl.agents.make import learns_faster_on_gpu
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.learning.compute import Compute, set_deterministic

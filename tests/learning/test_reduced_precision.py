@@ -28,7 +28,7 @@ from torch.nn.utils import parametrize
 
 from labrl.learning.learner import Learner
 from labrl.learning.make import make_learner
-from labrl.learning.reduced_precision import MIN_MATRIX_SIZE, RoundedWeights
+from labrl.learning.sliced import MIN_MATRIX_SIZE, RoundedWeights
 from labrl.networks.layers import Float32Linear
 from labrl.networks.torso import NatureCNN, NatureCNNConfig
 from labrl.spaces import Spaces

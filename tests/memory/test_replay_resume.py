@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from replay_cases import NUMBER, STACK, VECTOR, World, assert_same, load, prioritized, saved, uniform
 
 from labrl.errors import LabrlError
-from labrl.memory.replay import Replay, Transitions
+from labrl.memory import Transitions
+from labrl.memory.replay import Replay
 from labrl.memory.workspace import Workspace
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.tree import pack

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from labrl.memory.rollout import Episodes, Minibatch, Rollout
+from labrl.memory import Minibatch
+from labrl.memory.rollout import Episodes, Rollout
 from labrl.step import Step
 
 ENVS, HORIZON, STATE = 3, 12, 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 from refusals import refused
 
+from labrl.networks.actions import mask_logits
 from labrl.networks.distributions import (
     Bernoulli,
     Categorical,
@@ -17,7 +18,6 @@ from labrl.networks.distributions import (
     ScaledBeta,
     SquashedGaussian,
     distribution_for,
-    mask_logits,
 )
 from labrl.networks.layers import Fused
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from labrl.agents.parts.action_values import quantile_huber_loss
 from labrl.agents.ppo import clipped_surrogate
-from labrl.networks.distributions import distribution_for, mask_logits, squashed_sample
+from labrl.agents.sac import squashed_sample
+from labrl.networks.actions import mask_logits
+from labrl.networks.distributions import distribution_for
 from labrl.networks.layers import Fused
 
 SPACES: dict[str, tuple[gym.Space, Any]] = {

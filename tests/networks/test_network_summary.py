@@ -9,7 +9,7 @@ from torch import nn
 
 import labrl
 from labrl.cli import main
-from labrl.networks.summary import count, summary
+from labrl.networks.building import count, summary
 
 
 def test_summary_lists_every_parameter_with_its_shape_and_size() -> None:

@@ -27,7 +27,7 @@ from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code, install_command
 from labrl.memory.offline import Chunk, ChunkReplay, OfflineData, Requirements
-from labrl.networks.distributions import BoxActions
+from labrl.networks.actions import BoxActions
 from labrl.offline.minari import stored_actions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
 from labrl.trial.trial import check

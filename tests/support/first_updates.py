@@ -15,8 +15,7 @@ from labrl.agents.parts.experience import Experience
 from labrl.agents.policy_agent import PolicyAgent
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
-from labrl.memory.replay import Transitions
-from labrl.memory.rollout import Minibatch
+from labrl.memory import Minibatch, Transitions
 from labrl.step import Step
 
 STORED = ("observation", "action", "reward", "next_observation", "discount")
@@ -80,5 +79,9 @@ def learn_from_transitions(agent: Any, batch: Any, monkeypatch: pytest.MonkeyPat
     size = len(batch.action)
     drawn = Transitions(**columns, weight=np.ones(size, np.float32), index=np.arange(size))
     monkeypatch.setattr(Experience, "due", lambda _: 1)
-    monkeypatch.setattr(Experience, "sample", lambda _: drawn)
+
+    def sample(_: Experience, learner: Any, layout: Any = None) -> Transitions:
+        return drawn.as_tensors(learner, layout or learner.layout)
+
+    monkeypatch.setattr(Experience, "sample", sample)
     assert agent.learn() == 1

@@ -20,7 +20,7 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
-from labrl.memory.rollout import Minibatch
+from labrl.memory import Minibatch
 from labrl.networks.actor_critic import ActorCritic
 from labrl.seeding import Streams
 from labrl.spaces import Spaces

@@ -15,7 +15,7 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
 from labrl.networks.critics import Critics
 from labrl.seeding import Streams
 from labrl.spaces import Spaces

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from options import options
 
+from labrl.memory import Transitions
 from labrl.memory.prioritized import PrioritizedReplay
-from labrl.memory.replay import Replay, Transitions
+from labrl.memory.replay import Replay
 from labrl.memory.workspace import Workspace
 from labrl.step import Step
 

@@ -22,7 +22,8 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
-from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
+from labrl.memory import Minibatch
+from labrl.memory.rollout import Episodes, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
 from labrl.networks.layers import add_weighted
 from labrl.schedules import value_at
@@ -156,7 +157,10 @@ class A2C(PolicyAgent):
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the mean STATISTICS."""
+        """Compute the mean of -log pi(a|s) A + c1 (R - V(s))^2 / 2 - c2 H(pi(.|s)), section 4.
+
+        Returns a scalar to be minimized, and the mean STATISTICS, [3].
+        """
         parameters, value = evaluate(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -policy_objective(log_prob, minibatch.advantage)

@@ -15,9 +15,9 @@ from torch import Tensor
 from labrl.agents.replay_agent import critic_rows, select_q
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
 from labrl.errors import InputError
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
+from labrl.networks.actions import mask_logits
 from labrl.networks.critics import Critics
-from labrl.networks.distributions import mask_logits
 from labrl.spaces import Spaces
 from labrl.types import PositiveInt
 
@@ -67,7 +67,11 @@ class CrossQ(SAC):
         return rows[1]
 
     def joint_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the loss of the critics, eq. 2, with both pairs in one forward pass."""
+        """Compute the squared error of r + gamma^n (min_i Q_i(s', a') - alpha log pi(a'|s')), eq. 2.
+
+        One forward pass computes Q(s, a) and Q(s', a'), and no gradient flows through the target. Returns a
+        scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
+        """
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
             parameters = mask_logits(policy(batch.next_observation), batch.next_mask)

@@ -21,12 +21,7 @@ from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits, wrong_statistics
 from labrl.agents.make import check_actions
-from labrl.agents.parts.action_values import (
-    ActionValues,
-    ValuePolicy,
-    ValuePolicyConfig,
-    select_outputs,
-)
+from labrl.agents.parts.action_values import ActionValues, ValuePolicy, ValuePolicyConfig, select_outputs
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
@@ -40,7 +35,7 @@ from labrl.clock import Clock
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
 from labrl.memory.rollout import Segments, reset_states
 from labrl.memory.sequences import SequenceSample
 from labrl.networks.building import check_torso, traits_of
@@ -183,7 +178,7 @@ class DQN(Agent):
         seen = self._observation
         self.experience.memory.add(seen.array, self._action, step, seen.mask, self._before)
         if self._recurrent:  # not after a lost life, because earlier observations remain useful
-            self._state = reset_states(self._state, step.episode_over, self._state.shape[1])
+            self._state = reset_states(self._state, step.episode_over, len(self._state))
 
     def learn(self) -> int:
         """Make the updates that are due after this vector step. Returns the number of updates.
@@ -195,7 +190,7 @@ class DQN(Agent):
         count, learner = self.experience.due(), self._policy.learner
         for _ in range(count):
             lr = value_at(self._config.lr, before)
-            sample: Any = self.experience.sample()
+            sample = self.experience.sample(learner)
             # Online network, target network and, for single transitions, the choice of the next action have
             # separate noise.
             self._noise = self._policy.noise(2 if self._recurrent else 3, self._noise)
@@ -235,7 +230,7 @@ class DQN(Agent):
         return norm
 
     def loss(self, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the loss of transitions, with separate noise for three uses of networks."""
+        """Compute `td_loss` of transitions, with separate noise for three uses of networks."""
         online, delayed, choosing = (None, None, None) if self._noise is None else self._noise
         with torch.no_grad():
             next_outputs = selector_outputs = self._target.forward_network(
@@ -250,9 +245,10 @@ class DQN(Agent):
         )
 
     def sequence_loss(self, network: QNetwork, batch: SequenceSample) -> tuple[Tensor, Tensor]:
-        """Compute the loss of sequences after the burn-in, with separate noise for both networks."""
+        """Compute `td_loss` of sequences after the burn-in, with separate noise for both networks."""
         online, delayed = (None, None) if self._noise is None else self._noise
-        at, following = batch.at.flatten(), batch.following.flatten()
+        first = torch.from_numpy(batch.rows.begin[:-1, None]).to(batch.at.device)
+        at, following = (batch.at + first).flatten(), (batch.following + first).flatten()
         with torch.no_grad():
             next_outputs = self._replay(self._target.forward_network, batch, delayed)[following]
         own = self._replay(network, batch, online)
@@ -281,13 +277,9 @@ class DQN(Agent):
 
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the best actions, with the mean weights of a noisy network. [num_envs]"""
-        policy, state = self._policy, self._evaluation_state
-        start = np.ones(len(observation.array), np.bool_) if observation.start is None else observation.start
-        values, self._evaluation_state = policy.values(
-            policy.learner.layout(observation.array),
-            observation.mask,
-            reset_states(state, start, policy.network.state_size),
-        )
+        policy, inputs = self._policy, self._policy.learner.layout(observation.array)
+        before = reset_states(self._evaluation_state, observation.start, len(inputs))
+        values, self._evaluation_state = policy.values(inputs, observation.mask, before)
         return policy.to_env(values.argmax(1))
 
     def actor(self, sampled: bool) -> Actor:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import gymnasium as gym
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -23,10 +25,10 @@ from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.make import make_learner
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
 from labrl.networks.building import build_networks
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.distributions import BoxActions, RescaledGaussian
+from labrl.networks.distributions import RescaledGaussian
 from labrl.networks.layers import Array
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -154,9 +156,11 @@ class BoxPolicy(RescaledGaussian):
 
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
-        box = BoxActions(space)
-        self.stored: gym.Space[Any] = box.stored
-        self.random = box.random
+        self.stored = self._box.stored
+
+    def random(self, count: int, generator: np.random.Generator) -> NDArray:
+        """Draw uniform actions in [-1, 1]. [count, size]"""
+        return self._box.random(count, generator)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the mean, or draw an action. [n, size]"""

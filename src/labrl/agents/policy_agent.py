@@ -18,16 +18,12 @@ from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, 
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.make import make_learner
-from labrl.memory.rollout import Minibatch, Rollout, Segments, reset_states
+from labrl.memory import Minibatch
+from labrl.memory.rollout import Rollout, Segments, reset_states
+from labrl.networks.actions import mask_logits
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import build_networks, check_torso
-from labrl.networks.distributions import (
-    ActionBounds,
-    ActionDistribution,
-    DiagonalGaussian,
-    distribution_for,
-    mask_logits,
-)
+from labrl.networks.distributions import ActionBounds, ActionDistribution, DiagonalGaussian, distribution_for
 from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
@@ -228,7 +224,7 @@ class PolicyAgent(Agent):
         """Store the outcome of the last actions, and reset recurrent states where episodes are over."""
         self.rollout.add_result(step, self.network.layout, self._state)
         if self.network.state_size:
-            self._state = reset_states(self._state, step.episode_over, self.network.state_size)
+            self._state = reset_states(self._state, step.episode_over, len(self._state))
         self._next = step.observation
         if self.imitation is not None:
             self.imitation.observe(*self._choice, step)
@@ -319,8 +315,7 @@ class PolicyAgent(Agent):
     def _parameters(self, observation: Observation) -> NDArray:
         """Compute the parameters of the action distributions in evaluation. [num_envs, num_parameters]"""
         inputs = self.learner.layout(observation.array)
-        start = np.ones(len(inputs), np.bool_) if observation.start is None else observation.start
-        before = reset_states(self._evaluation_state, start, self.network.state_size)
+        before = reset_states(self._evaluation_state, observation.start, len(inputs))
         output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, _, self._evaluation_state = output
         return mask_logits(parameters, observation.mask)

@@ -12,22 +12,10 @@ import torch
 from torch import Tensor
 
 from labrl.agents.agent import divide_option
-from labrl.agents.policy_agent import (
-    PolicyAgent,
-    PolicyConfig,
-    check_policy,
-    evaluate,
-    refuse_self_imitation,
-)
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, evaluate, refuse_self_imitation
 from labrl.errors import InputError
-from labrl.memory.rollout import (
-    Minibatch,
-    Rollout,
-    check_budget,
-    check_minibatches,
-    check_room,
-    nearest_divisor,
-)
+from labrl.memory import Minibatch
+from labrl.memory.rollout import Rollout, check_budget, check_minibatches, check_room, nearest_divisor
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
 from labrl.networks.layers import Fused, add_weighted
@@ -88,11 +76,9 @@ class _ClippedSurrogate(Fused):
         return torch.min(gain, bounded).mean()
 
     @staticmethod
-    def backward(ctx: Any, mean: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _ClippedSurrogate.differentiable(ctx, mean)
+    def derivative(ctx: Any, mean: Tensor) -> Tensor:
         _, advantage, _ = ctx.inputs
-        return (advantage * ctx.needed).mul_(mean / len(advantage)), None, None
+        return (advantage * ctx.needed).mul_(mean / len(advantage))
 
 
 clipped_surrogate: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _ClippedSurrogate.compute
@@ -238,7 +224,7 @@ class PPO(PolicyAgent):
         return updates if self.imitation is None else updates + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a minibatch, to be minimized, and the mean STATISTICS."""
+        """Compute the loss of a minibatch, to be minimized, a scalar, and the mean STATISTICS, [5]."""
         parameters, value = evaluate(network, minibatch)
         log_prob, entropy = self.distribution.log_prob_entropy(parameters, minibatch.action)
         return self.objective(minibatch, log_prob, entropy, value)
@@ -246,10 +232,11 @@ class PPO(PolicyAgent):
     def objective(
         self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the negative of eq. 9, to be minimized, and the mean STATISTICS.
+        """Compute -L^CLIP + c1 L^VF - c2 S, the negative of eq. 9, and the mean STATISTICS.
 
-        log_prob, entropy, value: of the policy that learns, [batch] each. A derived agent adds its own term
-        to the result, and the mean of the term to the statistics.
+        log_prob, entropy, value: log pi(a|s), S[pi](s) and V(s) of the policy that learns, [batch] each.
+        Returns a scalar to be minimized, and [5]. A derived agent adds its own term to the first result, and
+        the mean of the term to the second.
         """
         log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()

@@ -16,7 +16,6 @@ from labrl.agents.agent import Observation, check_finite, divide_option
 from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.rollout_values_agent import (
     RETURNS_STATISTICS,
-    Returns,
     RolloutValuesAgent,
     RolloutValuesConfig,
     returns_loss,
@@ -83,25 +82,19 @@ class PQN(RolloutValuesAgent):
         if not self._rollout.full:
             return 0
         config, learner, frame, rollout = self._config, self._policy.learner, self._clock.frame, self._rollout
-        columns = rollout.rows("observation"), rollout.rows("action"), self._targets()
-        steps = Returns(*map(learner.tensor, columns))
+        batch = self.batch(self._best(rollout.rows("observation"), rollout.masks), self._best)
         lr = value_at(config.lr, frame)
         total, norms, updates = torch.zeros(len(RETURNS_STATISTICS), device=learner.device), 0.0, 0
         for _ in range(config.epochs):
-            order = torch.randperm(len(steps), generator=self._minibatch_stream)
-            for rows in order.to(learner.device).split(config.batch_size):
-                statistics, norm = learner.update(returns_loss, steps.at(rows), lr)
+            order = torch.randperm(len(batch), generator=self._minibatch_stream)
+            for minibatch in batch.minibatches(order, config.batch_size):
+                statistics, norm = learner.update(returns_loss, minibatch, lr)
                 total, norms, updates = total + statistics, norms + norm, updates + 1
         means = [*(total / updates).tolist(), float(norms / updates)]
         self._metrics = dict(zip(self._metrics, means, strict=True))
         check_finite(frame, self._metrics)
         rollout.clear()
         return updates
-
-    def _targets(self) -> NDArray[np.float32]:
-        """Compute the lambda-returns of all steps. [n]"""
-        rollout = self._rollout
-        return self._returns(self._best(rollout.rows("observation"), rollout.masks), self._best)
 
     def _best(self, observation: NDArray, mask: Masks) -> NDArray[np.float32]:
         """Return the largest value among the valid actions. [n]"""

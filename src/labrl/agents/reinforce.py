@@ -8,15 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from labrl.agents.policy_agent import (
-    PolicyAgent,
-    PolicyConfig,
-    check_policy,
-    evaluate,
-    normalize_advantages,
-)
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, evaluate, normalize_advantages
 from labrl.errors import InputError
-from labrl.memory.rollout import Episodes, Minibatch
+from labrl.memory import Minibatch
+from labrl.memory.rollout import Episodes
 from labrl.networks.actor_critic import ActorCritic
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
@@ -113,7 +108,10 @@ class Reinforce(PolicyAgent):
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute -(G - b) log pi(a|s) minus the entropy bonus, and the mean STATISTICS."""
+        """Compute the mean of -(G - b) log pi(a|s) + c1 (G - V(s))^2 / 2 - c2 H(pi(.|s)).
+
+        Returns a scalar to be minimized, and the mean STATISTICS, [3].
+        """
         parameters, value = evaluate(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()

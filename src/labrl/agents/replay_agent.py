@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -33,10 +33,10 @@ from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner, Loss
 from labrl.learning.make import make_learner
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
+from labrl.networks.actions import Actions, BoxActions, mask_logits
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
-from labrl.networks.distributions import BoxActions, mask_logits
 from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -63,38 +63,6 @@ class ReplayActorCriticConfig(ExperienceConfig):
     max_grad_norm: PositiveFloat | None
     """Largest Euclidean norm of the gradients of the policy and of the critics, > 0; longer gradients are
     scaled down; null: no limit."""
-
-
-class ActionsOf(Protocol):
-    """Maps outputs of a policy network to stored actions, and these to actions for the environment."""
-
-    num_parameters: int
-    """Number of outputs of the policy network."""
-
-    @property
-    def stored(self) -> gym.Space[Any]:
-        """Space of the stored actions."""
-        ...
-
-    def to_env(self, action: NDArray, /) -> NDArray:
-        """Convert stored actions to actions for the environment. [n, ...]"""
-        ...
-
-    def random(self, count: int, generator: np.random.Generator, /) -> NDArray:
-        """Draw `count` uniform actions. [count, ...]"""
-        ...
-
-    def noise(self, parameters: NDArray, generator: np.random.Generator) -> NDArray | None:
-        """Draw the noise of exploring actions; None if there is none."""
-        ...
-
-    def sample_or_mode(self, parameters: NDArray, noise: NDArray | None = None) -> NDArray:
-        """Return exploring actions, or without noise the best ones. [n, num_parameters] -> [n, ...]"""
-        ...
-
-    def forward_torch(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment, drawn or the best ones, for an exported policy."""
-        ...
 
 
 class ReplayActor(Actor):
@@ -145,7 +113,7 @@ class ReplayAgent(Agent):
         streams: Streams,
         compute: Compute,
         *,
-        actions: ActionsOf,
+        actions: Actions,
         num_critics: int,
         policy_statistics: tuple[str, ...],
         critic_outputs: int = 1,
@@ -279,7 +247,7 @@ class ReplayAgent(Agent):
             target.frames_passed(before, before + experience.frames_per_step)
         count = experience.due()
         for _ in range(count):
-            batch = experience.sample().as_tensors(self.policy, self.layout)
+            batch = experience.sample(self.policy, self.layout)
             error = self.update(batch)
             if experience.prioritized:
                 experience.update_priorities(batch.index, error.cpu().numpy())

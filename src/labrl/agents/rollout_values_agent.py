@@ -25,7 +25,7 @@ from labrl.agents.parts.action_values import (
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
-from labrl.memory import Columns
+from labrl.memory import Minibatch
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import check_torso
 from labrl.networks.q_network import QNetwork
@@ -38,27 +38,13 @@ RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
 """Names of the means over a minibatch that `returns_loss` returns."""
 
 
-@dataclass(frozen=True)
-class Returns(Columns):
-    """Steps of a rollout with the returns that the values of their actions approach."""
+def returns_loss(network: QNetwork, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    """Compute the mean of (G - Q(s, a))^2 / 2, to be minimized, and RETURNS_STATISTICS.
 
-    observation: Tensor
-    """Observations in the network's layout. [n, *obs]"""
-    action: Tensor
-    """[n]"""
-    target: Tensor
-    """Returns, G. [n]"""
-
-    def at(self, rows: Tensor) -> Returns:
-        """Return a minibatch. rows: indices of its steps, [batch]."""
-        columns = self.observation, self.action, self.target
-        return Returns(*(column.index_select(0, rows) for column in columns))
-
-
-def returns_loss(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
-    """Compute the mean of (G - Q(s, a))^2 / 2, and RETURNS_STATISTICS."""
-    value = select_outputs(network(steps.observation).outputs, steps.action).squeeze(1)
-    error = steps.target - value
+    minibatch: steps, whose `value_target` are the returns G. Returns a scalar and [3].
+    """
+    value = select_outputs(network(minibatch.observation).outputs, minibatch.action).squeeze(1)
+    error = minibatch.value_target - value
     mean = 0.5 * error.square().mean()
     return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
 
@@ -118,12 +104,14 @@ class RolloutValuesAgent(Agent):
         self._rollout.add_result(step, self._policy.network.layout)
         self._after = Observation(step.observation, step.mask)
 
-    def _returns(
+    def batch(
         self,
         value: NDArray[np.float32],
         value_of: Callable[[NDArray, Masks], NDArray[np.float32]],
-    ) -> NDArray[np.float32]:
-        """Compute G_t = r + gamma ((1 - lambda) W(s') + lambda G_{t+1}), truncated at the rollout's end. [n]
+    ) -> Minibatch:
+        """Return all steps of a full rollout, with their lambda-returns as `value_target`.
+
+        G_t = r + gamma ((1 - lambda) W(s') + lambda G_{t+1}), truncated at the end of the rollout.
 
         value: W(s) of the rows, [n]; value_of: computes W, [m], of observations in the network's layout and
         their masks. It is called for the states after the last row, then for those of truncated episodes.
@@ -137,7 +125,8 @@ class RolloutValuesAgent(Agent):
             masks = None if after.mask is None else np.array([last.mask for last in rollout.truncated_states])
             bootstrap_value = np.concatenate([bootstrap_value, value_of(finals, masks)])
         # A lambda-return is W plus the generalized advantage with the same lambda.
-        return rollout.advantages(bootstrap_value, config.gamma, config.trace_decay) + value
+        advantage = rollout.advantages(bootstrap_value, config.gamma, config.trace_decay)
+        return rollout.batch(advantage, None, self._policy.learner.device)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the best valid actions. [num_envs]"""

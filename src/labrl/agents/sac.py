@@ -7,7 +7,7 @@ For continuous actions, the policy is a squashed Gaussian; for discrete actions,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,29 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.parts.targets import TargetNetwork
-from labrl.agents.replay_agent import (
-    ReplayActorCriticConfig,
-    ReplayAgent,
-    critic_rows,
-    select_q,
-)
+from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, select_q
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
+from labrl.networks.actions import Actions, BoxActions, mask_logits, standard_normal
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.distributions import (
-    LOG_STD_RANGE,
-    Actions,
-    BoxActions,
-    Categorical,
-    mask_logits,
-    squashed_sample,
-    standard_normal,
-)
-from labrl.networks.layers import Array, StateDependentConfig, add_weighted, library_of
+from labrl.networks.distributions import HALF_LOG_2_PI, Categorical, log_tanh_slope
+from labrl.networks.layers import Array, Fused, StateDependentConfig, add_weighted, library_of
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -84,6 +72,44 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 def soft_value(value: Tensor, entropy: Tensor, temperature: float | Tensor) -> Tensor:
     """Compute the value of a state including entropy, Q - alpha log pi, eq. 3. [batch] each"""
     return add_weighted(value, entropy, temperature)
+
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Bounds of log standard deviations, as in the code of Haarnoja et al. (2018)."""
+
+
+class _SquashedSample(Fused):
+    @staticmethod
+    def forward(ctx: Any, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = parameters.chunk(2, dim=1)
+        limited = log_std.clamp(*LOG_STD_RANGE)
+        spread = limited.exp() * noise
+        u = mean + spread
+        action = u.tanh()
+        ctx.set_materialize_grads(False)
+        ctx.inputs, ctx.needed = (parameters, noise), (action.detach(), spread, log_std == limited)
+        normal = -0.5 * noise.square() - limited
+        return action, (normal - log_tanh_slope(u)).sum(1) - HALF_LOG_2_PI * mean.shape[1]
+
+    @staticmethod
+    def derivative(ctx: Any, action: Tensor | None, log_prob: Tensor | None) -> Tensor:
+        a, spread, inside = ctx.needed
+        by_u = torch.zeros_like(a) if action is None else action * (1 - a.square())
+        if log_prob is not None:
+            by_u += 2 * a * log_prob.unsqueeze(1)
+        by_log_std = by_u * spread
+        if log_prob is not None:
+            by_log_std -= log_prob.unsqueeze(1)
+        return torch.cat([by_u, by_log_std * inside], dim=1)
+
+
+squashed_sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _SquashedSample.compute
+"""The tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
+
+(parameters, noise) -> [batch, size], [batch]. The parameters are means m and log standard deviations l,
+[batch, 2 size], which are clipped to LOG_STD_RANGE; the noise x is standard normal, [batch, size]. With u = m
++ s x and a = tanh(u), log pi(a) = log N(u) - sum log(1 - a^2), with derivatives 2 a by u and -1 by log s.
+"""
 
 
 class SAC(ReplayAgent):
@@ -168,7 +194,10 @@ class SAC(ReplayAgent):
         return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the squared error of the target r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s'))."""
+        """Compute the squared error of r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s')), eq. 5.
+
+        Returns a scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
+        """
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
             parameters = mask_logits(policy(batch.next_observation), batch.next_mask)
@@ -181,7 +210,10 @@ class SAC(ReplayAgent):
         return losses.mean(), critic_rows(losses, values, target)
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
+        """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7.
+
+        Returns a scalar to be minimized, and the means of the policy's statistics, [2 or 3].
+        """
         parameters = mask_logits(policy(batch.observation), batch.mask)
         choice, entropy = self._soft.choose(parameters, batch.noise)
         value = self._soft.min_q(self.frozen_critics(batch.observation, choice), choice)
@@ -200,20 +232,17 @@ class SAC(ReplayAgent):
         return {**super().parts(), "temperature": self._temperature}
 
 
-class SquashedGaussianPolicy(Actions):
+class SquashedGaussianPolicy(BoxActions, Actions):
     """Policy over a box: tanh of a Gaussian whose mean and standard deviation depend on the state.
 
     Its choice in a state is a drawn action.
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
-        box = BoxActions(space)
-        self._size = self.noise_size = box.size
-        self.num_parameters = 2 * box.size
-        self.stored: gym.Space[Any] = box.stored
-        self.random, self.to_env = box.random, box.to_env
-        self.usual_entropy = -float(box.size)  # Haarnoja et al., 2018, appendix D
-        self._largest_entropy = box.size * math.log(2)
+        super().__init__(space)
+        self.noise_size, self.num_parameters = self.size, 2 * self.size
+        self.usual_entropy = -float(self.size)  # Haarnoja et al., 2018, appendix D
+        self._largest_entropy = self.size * math.log(2)
 
     def check_target_entropy(self, target: Schedule) -> None:
         """Raise InputError for a target entropy above 0."""
@@ -229,13 +258,13 @@ class SquashedGaussianPolicy(Actions):
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw standard normal noise. [n, size]"""
-        return standard_normal(parameters[:, : self._size], generator)
+        return standard_normal(parameters[:, : self.size], generator)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return tanh of the mean, or of the mean plus scaled noise. [n, size]"""
-        u, library = parameters[:, : self._size], library_of(parameters)
+        u, library = parameters[:, : self.size], library_of(parameters)
         if noise is not None:
-            u = u + library.exp(parameters[:, self._size :].clip(*LOG_STD_RANGE)) * noise
+            u = u + library.exp(parameters[:, self.size :].clip(*LOG_STD_RANGE)) * noise
         return library.tanh(u)
 
     def choose(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,7 +290,7 @@ class CategoricalPolicy(Categorical):
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
         super().__init__(space)
-        self.stored: gym.Space[Any] = gym.spaces.Discrete(self.num_parameters)
+        self.stored = gym.spaces.Discrete(self.num_parameters)
         self._largest_entropy = math.log(self.num_parameters)
         self.usual_entropy = self.USUAL * self._largest_entropy
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import Observation, check_finite
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.rollout_values_agent import Returns, RolloutValuesAgent, RolloutValuesConfig, returns_loss
+from labrl.agents.rollout_values_agent import RolloutValuesAgent, RolloutValuesConfig, returns_loss
 from labrl.errors import InputError
 from labrl.memory.rollout import check_budget
 from labrl.schedules import value_at
@@ -77,8 +77,8 @@ class Sarsa(RolloutValuesAgent):
         if not self._rollout.full:
             return 0
         learner, frame, rollout = self._policy.learner, self._clock.frame, self._rollout
-        columns = rollout.rows("observation"), rollout.rows("action"), self._targets()
-        batch = Returns(*map(learner.tensor, columns))
+        value = self._state_value(rollout.rows("observation"), rollout.masks, rollout.rows("action"))
+        batch = self.batch(value, self._next_value)
         for _ in range(self._config.epochs):
             statistics = learner.gradient(returns_loss, batch)
             norm = learner.step(value_at(self._config.lr, frame))
@@ -86,12 +86,6 @@ class Sarsa(RolloutValuesAgent):
         check_finite(frame, self._metrics)
         rollout.clear()
         return self._config.epochs
-
-    def _targets(self) -> NDArray[np.float32]:
-        """Compute the lambda-returns of all steps, and choose the action after the last one. [n]"""
-        rollout = self._rollout
-        value = self._state_value(rollout.rows("observation"), rollout.masks, rollout.rows("action"))
-        return self._returns(value, self._next_value)
 
     def _next_value(self, observation: NDArray, mask: Masks) -> NDArray[np.float32]:
         """Choose actions in states beyond the rows, and return their values. [n]"""

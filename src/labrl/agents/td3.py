@@ -21,17 +21,13 @@ from torch import Tensor
 
 from labrl.agents.parts.noise import ActionNoise
 from labrl.agents.parts.targets import TargetNetwork
-from labrl.agents.replay_agent import (
-    ReplayActorCriticConfig,
-    ReplayAgent,
-    critic_rows,
-)
+from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
+from labrl.networks.actions import Actions, BoxActions
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.distributions import Actions, BoxActions
 from labrl.networks.layers import Array, library_of
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -123,7 +119,10 @@ class TD3(ReplayAgent):
         return rows[1]
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the mean squared error of the target r + gamma^n min_i Q_i'(s', pi'(s') + noise)."""
+        """Compute the mean squared error of the target r + gamma^n min_i Q_i'(s', pi'(s') + noise).
+
+        Returns a scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
+        """
         with torch.no_grad():
             action = self._target_policy.forward_network(batch.next_observation).tanh_()
             if batch.noise is not None:
@@ -135,7 +134,7 @@ class TD3(ReplayAgent):
         return losses.mean(), critic_rows(losses, values, target)
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG."""
+        """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG: a scalar and [1]."""
         action = policy(batch.observation).tanh()
         loss = -self.frozen_critics(batch.observation, action, first=True).mean()
         return loss, loss.detach().unsqueeze(0)
@@ -149,7 +148,7 @@ class TD3(ReplayAgent):
         return {**super().parts(), "noise": self._noise}
 
 
-class TanhActions(Actions):
+class TanhActions(BoxActions, Actions):
     """Actions from the tanh of a network's outputs, with noise in training.
 
     They are stored in [-1, 1] and scaled to the bounds of a box for the environment.
@@ -159,9 +158,8 @@ class TanhActions(Actions):
         self, space: gym.spaces.Box, noise: Callable[[np.random.Generator], NDArray[np.float32]]
     ) -> None:
         """noise: draws the noise of one vector step, [num_envs, size]."""
-        box, self._noise = BoxActions(space), noise
-        self.num_parameters, self.stored = box.size, box.stored
-        self.random, self.to_env = box.random, box.to_env
+        super().__init__(space)
+        self.num_parameters, self._noise = self.size, noise
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
         """Draw the noise of training, which tensors of an exported policy do not have. [num_envs, size]"""

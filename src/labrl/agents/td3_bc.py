@@ -19,7 +19,7 @@ from labrl.agents.agent import Actor
 from labrl.agents.replay_agent import ReplayActor
 from labrl.agents.td3 import TD3, DDPGConfig, TD3Config
 from labrl.errors import InputError
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
 from labrl.networks.critics import PolicyNetwork
 from labrl.spaces import Spaces, is_vector
 from labrl.types import NonNegativeFloat

@@ -16,7 +16,7 @@ from torch import Tensor
 from labrl.agents.parts.action_values import quantile_huber_loss
 from labrl.agents.replay_agent import critic_rows
 from labrl.agents.sac import SAC, SACConfig, soft_value
-from labrl.memory.replay import Transitions
+from labrl.memory import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.types import NonNegativeInt, PositiveInt
 

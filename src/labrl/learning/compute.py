@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from labrl.errors import InputError
 from labrl.learning.noise_scale import NoiseScales
@@ -70,6 +71,23 @@ def set_deterministic(deterministic: bool, device: torch.device, compiled: bool 
         torch.set_deterministic_debug_mode("error" if on else "default")
     # Filling unused memory only helps to find mistakes, and takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def use_one_thread() -> Callable[[], None]:
+    """Let matrix products of torch and NumPy use one thread in this process. Return a function to undo this.
+
+    Most products of a session are so small that threads take longer to meet than to multiply. Learners divide
+    the large ones among threads of their own.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    limits = threadpool_limits(1, user_api="blas")
+
+    def undo() -> None:
+        torch.set_num_threads(before)
+        limits.restore_original_limits()
+
+    return undo
 
 
 @dataclass(frozen=True)

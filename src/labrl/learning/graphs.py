@@ -172,7 +172,6 @@ class DeviceLearner(Learner[Network]):
     ) -> tuple[Tensor, float | Tensor]:
         """Make one update, like Learner, without waiting. The next update may overwrite the results."""
         rate: Any = self.scalar("lr", lr)
-        minibatch = self.convert(minibatch)
         compute = partial(super().update, loss, samples=samples, after=after)
 
         def function(tensors: Mapping[str, Tensor]) -> tuple[Tensor, float | Tensor]:

@@ -127,17 +127,12 @@ class Learner(Generic[Network]):
         return value
 
     def layout(self, observation: NDArray) -> Any:
-        """Return observations, [n, *obs], in the network's layout, as an array or a tensor."""
-        return self.network.layout(observation)  # type: ignore[operator]  # a method or a function
+        """Return observations, [n, *obs], in the network's layout, as an array or a tensor.
 
-    def convert(self, minibatch: Batch) -> Batch:
-        """Return a minibatch of arrays, as a replay buffer samples it, as tensors that a loss reads.
-
-        Its observations are in the network's layout. Minibatches without a method `as_tensors` consist of
-        tensors already and are returned unchanged.
+        Rollouts store observations in this layout, because the network has read them when it acted. Replay
+        buffers store them as they are, to store each frame once, and `Experience.sample` applies the layout.
         """
-        convert = getattr(minibatch, "as_tensors", None)
-        return minibatch if convert is None else convert(self)
+        return self.network.layout(observation)  # type: ignore[operator]  # a method or a function
 
     def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients.
@@ -150,32 +145,49 @@ class Learner(Generic[Network]):
         with torch.inference_mode():
             return as_arrays(self.network(*tensors, **options))
 
-    def gradient(
-        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, alone: bool = False
-    ) -> Tensor:
+    def gradient(self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
-        loss: is called once for each slice of the minibatch, which `convert` has converted; samples: number
-        of samples in each unit of the minibatch; alone: whether to skip the other ranks and the noise scale.
-        Returns the statistics of the loss: means over all rows, [k], or statistics of each row, [k, rows].
-        Gradients and means are averaged over all ranks. Raises InputError if the loss contains gradients with
-        respect to weights, which are unknown where a kernel computes the network.
+        loss: is called once for each slice of the minibatch, which consists of tensors; samples: number of
+        samples in each unit of the minibatch. Returns the statistics of the loss: means over all rows, [k],
+        or statistics of each row, [k, rows]. Gradients and means are averaged over all ranks. Raises
+        InputError if the loss contains gradients with respect to weights, which are unknown where a kernel
+        computes the network.
         """
         if not self._checked:
             self._check_weights()
-        half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
-        self.flat.gradient.zero_()
+        half, size = None, len(minibatch)
         try:
-            # The norm of the gradient reveals numbers that are not finite.
-            with self._threads, np.errstate(all="ignore"):
-                value, statistics = loss(self._learns, self.convert(minibatch))
-                self._differentiate(value)
+            # Now and then, the gradient over half the minibatch shows how noisy gradients are.
+            if self._noise is not None and self._noise.due(size):
+                before = [buffer.clone() for buffer in self.network.buffers()]
+                self._compute(loss, minibatch[slice(0, size // 2)], sliced=False)
+                with torch.no_grad():
+                    for buffer, saved in zip(self.network.buffers(), before, strict=True):
+                        buffer.copy_(saved)
+                half = squared_norm(self.flat.gradient)
+            with self._threads:
+                statistics = self._compute(loss, minibatch)
         except RuntimeError as error:
             raise self._explained(error) from error
-        if self._ranks.size > 1 and not alone:
-            self._average(statistics)
-        if half is not None:
-            self._measure_noise(half, len(minibatch), samples)
+        if self._ranks.size > 1:
+            means = [statistics] if statistics.dim() == 1 else []
+            self._ranks.all_reduce_mean_(self.flat.gradient, *means)
+        if half is not None and self._noise is not None:
+            of_all = samples * size * self._ranks.size
+            self._noise.add(samples * (size // 2), half, of_all, squared_norm(self.flat.gradient))
+        return statistics
+
+    def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
+        """Compute `flat.gradient` of a loss over a minibatch, and return the statistics of the loss.
+
+        sliced: whether the minibatch may be sliced, in learners that do so.
+        """
+        self.flat.gradient.zero_()
+        # The norm of the gradient reveals numbers that are not finite.
+        with np.errstate(all="ignore"):
+            value, statistics = loss(self._learns, minibatch)
+            self._differentiate(value)
         return statistics
 
     def update(
@@ -282,43 +294,11 @@ class Learner(Generic[Network]):
     def close(self) -> None:
         """Stop the worker threads, if there are any."""
 
-    def _gradient_of_half(self, loss: Loss[Batch], minibatch: Batch) -> float | None:
-        """Return the squared norm of the gradient over the first half, if a measurement of noise is due.
-
-        Buffers of the network are restored.
-        """
-        assert self._noise is not None
-        if not self._noise.due(len(minibatch)):
-            return None
-        before = [buffer.clone() for buffer in self.network.buffers()]
-        self._half(loss, minibatch[slice(0, len(minibatch) // 2)])
-        with torch.no_grad():
-            for buffer, saved in zip(self.network.buffers(), before, strict=True):
-                buffer.copy_(saved)
-        return squared_norm(self.flat.gradient)
-
-    def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
-        """Compute the gradient over part of a minibatch without slicing it."""
-        self.gradient(loss, minibatch, alone=True)
-
     def _say_why(self, why: str) -> None:
         """Log once why gradients are computed with autograd."""
         if self._note is not None:
             self._note(f"{type(self.network).__name__} learns by autograd and not by a kernel: {why}.")
         self._note = None
-
-    def _average(self, statistics: Tensor) -> None:
-        """Replace gradient and means by averages over all ranks."""
-        self._ranks.all_reduce_mean_(self.flat.gradient, *([statistics] if statistics.dim() == 1 else []))
-
-    def _measure_noise(self, half: float, size: int, samples: int) -> None:
-        """Add a measurement of noise.
-
-        half: squared norm of the gradient over half the minibatch; size: units of the whole minibatch.
-        """
-        assert self._noise is not None
-        whole = squared_norm(self.flat.gradient)
-        self._noise.add(samples * (size // 2), half, samples * size * self._ranks.size, whole)
 
 
 class Autocast:

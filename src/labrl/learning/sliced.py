@@ -16,12 +16,58 @@ from labrl.learning.compute import Compute
 from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.operation import Changes
 from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
-from labrl.learning.reduced_precision import RoundedWeights
+from labrl.networks.torso import ImageTorso
 
 Result = TypeVar("Result")
 
 MIN_ROWS = 16
 """Rows of a slice from which a separate thread is worthwhile for acting in bfloat16."""
+
+MIN_MATRIX_SIZE = 2**18
+"""Number of weights of a matrix from which a rounded copy is worthwhile."""
+
+
+class RoundedWeights:
+    """The large weight matrices of a network in bfloat16, shared by all its copies.
+
+    Autocast would round them again in every forward pass of every worker and widen their gradients each time:
+    1.6 million numbers for the Nature CNN. Only matrices of image torsos are included, because autocast
+    rounds every operand of their layers.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._full = self._large(network)
+        self._rounded = [weight.detach().to(torch.bfloat16) for weight in self._full]
+        self._watched = list(network.parameters())
+        self._versions = self._present()
+
+    @staticmethod
+    def _large(network: nn.Module) -> list[Tensor]:
+        torsos = [part for part in network.modules() if isinstance(part, ImageTorso)]
+        layers = [layer for torso in torsos for layer in torso.modules() if type(layer) is nn.Linear]
+        return [layer.weight for layer in layers if layer.weight.numel() >= MIN_MATRIX_SIZE]
+
+    def __bool__(self) -> bool:
+        return bool(self._full)
+
+    def give_to(self, replica: nn.Module) -> None:
+        """Make a copy of the network use the rounded weights."""
+        for weight, rounded in zip(self._large(replica), self._rounded, strict=True):
+            weight.data = rounded
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the network's weights have changed since the last refresh, except by the flat vector."""
+        return self._versions != self._present()
+
+    def refresh(self) -> None:
+        """Round the current weights of the network."""
+        for rounded, weight in zip(self._rounded, self._full, strict=True):
+            rounded.copy_(weight.detach())
+        self._versions = self._present()
+
+    def _present(self) -> list[int]:
+        return [weight._version for weight in self._watched]
 
 
 class SlicedLearner(Learner[Network]):
@@ -91,38 +137,30 @@ class SlicedLearner(Learner[Network]):
 
         return _joined(self._map(work, size, MIN_ROWS if self._rounded else 1))
 
-    def gradient(
-        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, alone: bool = False
-    ) -> Tensor:
-        """Compute the gradient of a mean loss on slices of a minibatch, like Learner."""
-        if not self._checked:
-            self._check_weights()
-        half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
+    def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
+        """Compute `flat.gradient` on slices of a minibatch, like Learner on the whole of it."""
         self._follow()
-        self._forget_gradients()
+        # Gradients of the network itself are in the flat gradient, those of the copies beside it.
+        self.flat.gradient.zero_()
+        for vector in self._vectors:
+            vector.grad.zero_()  # type: ignore[union-attr]  # made with the copy
+        for each, parameters in zip(self._copies, self._parameters, strict=True):
+            for parameter in () if each is self.network else parameters:
+                parameter.grad = None  # the next gradient is then stored instead of added to zeros
         size = len(minibatch)
 
         def work(number: int, part: slice) -> Tensor:
             weight = (part.stop - part.start) / size
             with np.errstate(all="ignore"):
-                value, statistics = loss(self._network(number), self.convert(minibatch[part]))
+                value, statistics = loss(self._network(number), minibatch[part])
                 (value if weight == 1 else value * weight).backward()
             return statistics * weight if statistics.dim() == 1 and weight != 1 else statistics
 
-        with self._threads:
-            try:
-                parts = self._map(work, size)
-            except RuntimeError as error:
-                raise self._explained(error) from error
-            self._sum_gradients(len(parts))
-        statistics = parts[0]
-        if len(parts) > 1:
-            statistics = torch.cat(parts, dim=1) if statistics.dim() == 2 else torch.stack(parts).sum(0)
-        if self._ranks.size > 1 and not alone:
-            self._average(statistics)
-        if half is not None:
-            self._measure_noise(half, size, samples)
-        return statistics
+        parts = self._map(work, size) if sliced else [work(0, slice(0, size))]
+        self._sum_gradients(len(parts))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, dim=1) if parts[0].dim() == 2 else torch.stack(parts).sum(0)
 
     def step(self, lr: float) -> float:
         """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
@@ -164,15 +202,6 @@ class SlicedLearner(Learner[Network]):
             wait(others)  # even after an error, because the others would add to the next gradient
         return [first, *(other.result() for other in others)]
 
-    def _forget_gradients(self) -> None:
-        """Drop all gradients; those of the network itself are in the flat gradient."""
-        self.flat.gradient.zero_()
-        for vector in self._vectors:
-            vector.grad.zero_()  # type: ignore[union-attr]  # made with the copy
-        for each, parameters in zip(self._copies, self._parameters, strict=True):
-            for parameter in () if each is self.network else parameters:
-                parameter.grad = None  # the next gradient is then stored instead of added to zeros
-
     def _sum_gradients(self, count: int) -> None:
         """Add the gradients of the first `count` workers to the flat gradient, in order."""
         for each, parameters in zip(self._copies[:count], self._parameters, strict=False):
@@ -184,13 +213,6 @@ class SlicedLearner(Learner[Network]):
                     place.add_(parameter.grad)
         for vector in self._vectors[: count - 1]:
             self.flat.gradient.add_(vector.grad)  # type: ignore[arg-type]  # made with the copy
-
-    def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
-        """Compute the gradient over part of a minibatch with one worker."""
-        self._follow()
-        self._forget_gradients()
-        loss(self._network(0), self.convert(minibatch))[0].backward()
-        self._sum_gradients(1)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -1,10 +1,14 @@
-"""Storage of experience: rollouts and replay buffers."""
+"""Storage of experience, rollouts and replay buffers, and the minibatches of it that losses read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -35,3 +39,172 @@ class Columns:
                 rows = len(column) // count  # of each sample
                 columns[name] = column[begin * rows : end * rows]
         return type(self)(**columns)
+
+
+@dataclass(frozen=True)
+class Transitions(Columns):
+    """A minibatch of transitions, each n steps long, or shorter if an episode or a life ended earlier.
+
+    A replay buffer samples arrays, and `as_tensors` converts them for a loss. Read only: `observation` and
+    `next_observation` may share the frames that both contain.
+    """
+
+    observation: Any
+    """[batch, *obs]"""
+    action: Any
+    """[batch, *action]"""
+    reward: Any
+    """Discounted sum of the rewards over the window. [batch]"""
+    next_observation: Any
+    """State at the end of the window: the true final one if an episode was truncated there. [batch, *obs]"""
+    discount: Any
+    """Factor of the value of `next_observation`: gamma^k after k steps, 0 after a termination. [batch]"""
+    weight: Any
+    """Importance weights, at most 1; all 1 if sampling is uniform. [batch]"""
+    index: NDArray[np.int64]
+    """Identifies the transitions for `update_priorities`. [batch]"""
+    mask: Any = None
+    """Valid actions; None if all are always valid. [batch, actions]"""
+    next_mask: Any = None
+    """Valid actions in `next_observation`; meaningless where `discount` is 0. [batch, actions]"""
+    noise: Any = None
+    """Random numbers from which a loss draws actions, [batch, ...]; None if it draws none."""
+
+    def as_tensors(self, learner: Any, layout: Callable[[Any], Any]) -> Transitions:
+        """Return the transitions as tensors on the device of a `Learner`, except `index`.
+
+        layout: converts observations to the layout of the learner's network.
+        """
+        columns, frames = dict(vars(self)), self.observation.base
+        if not learner.waits and frames is not None and frames is self.next_observation.base:
+            # Move frames that both observations share to the GPU only once.
+            moved, stack = learner.tensor(frames), self.observation.shape[1]
+            columns["observation"] = moved[:, :stack]
+            columns["next_observation"] = moved[:, -stack:]
+        for name in ("observation", "next_observation"):
+            columns[name] = layout(columns[name])
+        arrays = {n: each for n, each in columns.items() if n != "index" and isinstance(each, np.ndarray)}
+        return Transitions(**{**columns, **learner.tensors(arrays)})
+
+
+@dataclass(slots=True)
+class Minibatch:
+    """Rows of a rollout to learn from, sequence after sequence.
+
+    Its length is the number of sequences, which are single rows unless the network is recurrent. Slices
+    select sequences.
+    """
+
+    observations: Tensor
+    """Observations that include `observation`. [n, *obs]"""
+    rows: Tensor | None
+    """Rows of `observations` in the minibatch, [batch]; None for all."""
+    action: Tensor
+    """[batch, *action]"""
+    advantage: Tensor
+    """[batch]"""
+    value_target: Tensor
+    """[batch]"""
+    value: Tensor
+    """Value computed by the network that acted. [batch]"""
+    log_prob: Tensor
+    """Log-probability of the action when it was drawn; 0 if it was not requested. [batch]"""
+    mask: Tensor | None
+    """Valid actions; None if all are always valid. [batch, actions]"""
+    sequence_length: int
+    """Number of rows of a sequence."""
+    state: Tensor
+    """Recurrent state before each sequence, of size 0 if the network has none. [sequences, state_size]"""
+    start: NDArray[np.bool_]
+    """Whether each row, except the first of its sequence, is the first of its episode. [sequences, length]"""
+
+    @property
+    def observation(self) -> Tensor:
+        """Observations of the rows, [batch, *obs]. They are gathered on access, by each worker for itself."""
+        if self.rows is None:
+            return self.observations
+        # For images, index_select takes a seventh of the time of indexing with brackets.
+        return self.observations.index_select(0, self.rows)
+
+    @property
+    def place(self) -> int:
+        """Address of the observations, which minibatches of a rollout share; the same for every rollout."""
+        return self.observations.data_ptr()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the columns that differ between minibatches, by name."""
+        columns = {
+            "rows": self.rows,
+            "action": self.action,
+            "advantage": self.advantage,
+            "value_target": self.value_target,
+            "value": self.value,
+            "log_prob": self.log_prob,
+            "mask": self.mask,
+            "state": self.state,
+        }
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.state)
+
+    def __getitem__(self, which: slice) -> Minibatch:
+        """Return a slice of the sequences."""
+        begin, end, _ = which.indices(len(self))
+        if end - begin == len(self):
+            return self
+        rows = slice(begin * self.sequence_length, end * self.sequence_length)
+        return Minibatch(
+            observations=self.observations[rows] if self.rows is None else self.observations,
+            rows=None if self.rows is None else self.rows[rows],
+            action=self.action[rows],
+            advantage=self.advantage[rows],
+            value_target=self.value_target[rows],
+            value=self.value[rows],
+            log_prob=self.log_prob[rows],
+            mask=None if self.mask is None else self.mask[rows],
+            sequence_length=self.sequence_length,
+            state=self.state[begin:end],
+            start=self.start[begin:end],
+        )
+
+    def minibatches(
+        self, order: Tensor, size: int, std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    ) -> Iterator[Minibatch]:
+        """Yield the minibatches of one epoch, with the sequences in the given order.
+
+        order: permutation of the sequences on the CPU, [sequences]; size: rows of a minibatch, a multiple of
+        `sequence_length` that divides the number of rows; std_mean: maps advantages, [minibatches, size], to
+        standard deviations and means, [minibatches, 1] each, with which each minibatch is normalized, None to
+        keep the advantages. Everything except the observations is gathered at once, which is faster than many
+        small look-ups.
+        """
+        device, length = self.action.device, self.sequence_length
+        rows = order if length == 1 else (order.unsqueeze(1) * length + torch.arange(length)).flatten()
+        rows, count = rows.to(device), size // length
+        small = torch.stack((self.advantage, self.value_target, self.value, self.log_prob))
+        columns = small.index_select(1, rows)
+        if std_mean is not None:
+            advantage = columns[0].view(-1, size)
+            std, mean = std_mean(advantage)
+            advantage.sub_(mean).div_(std + 1e-8)
+        seen = (rows if self.rows is None else self.rows[rows]).split(size)
+        action = self.action.index_select(0, rows).split(size)
+        mask = None if self.mask is None else self.mask.index_select(0, rows).split(size)
+        state, start = self.state[order.to(device)].split(count), self.start[order.numpy()]
+        for part, of_part in enumerate(columns.split(size, dim=1)):
+            advantage, value_target, value, log_prob = of_part.unbind()
+            yield Minibatch(
+                observations=self.observations,
+                rows=seen[part],
+                action=action[part],
+                advantage=advantage,
+                value_target=value_target,
+                value=value,
+                log_prob=log_prob,
+                mask=None if mask is None else mask[part],
+                sequence_length=length,
+                state=state[part],
+                start=start[part * count : (part + 1) * count],
+            )

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.errors import InputError
-from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits, Transitions
+from labrl.memory import Transitions
+from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits
 from labrl.spaces import ACHIEVED, DESIRED, Goals
 from labrl.step import Masks, States, Step
 from labrl.types import Probability

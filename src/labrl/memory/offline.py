@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from labrl.component import Component
 from labrl.errors import InputError
-from labrl.memory.replay import Replay, ReplayConfig, Transitions
+from labrl.memory import Transitions
+from labrl.memory.replay import Replay, ReplayConfig
 from labrl.memory.workspace import Workspace
 from labrl.spaces import not_finite
 from labrl.step import Masks

@@ -56,11 +56,6 @@ class PrioritizedReplay(Replay):
         self._frame = 0  # frame of the latest sample, whose errors arrive later
         self._both = np.arange(2 * self.num_envs)  # two rows for each environment
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory or disk that the full buffer takes."""
-        return super().num_bytes + self._tree.num_bytes
-
     def _write(self) -> None:
         if self._waiting:
             with self._new_priorities():
@@ -158,11 +153,6 @@ class SumTree:
     def total(self) -> float:
         """The sum of all numbers."""
         return float(self._levels[-1].sum())
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all levels of the tree."""
-        return sum(level.nbytes for level in self._levels)
 
     def set(self, place: NDArray[np.int64], value: NDArray[np.float64] | float) -> None:
         """Set the numbers at `place`; the last one wins if a place occurs twice. [batch] each"""

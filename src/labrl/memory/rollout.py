@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.errors import InputError, LabrlError
-from labrl.memory.workspace import gigabytes, memory_available
+from labrl.memory import Minibatch
 from labrl.spaces import array_dtype
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
 
     space: space of one observation.
     """
+    from labrl.memory.workspace import gigabytes, memory_available  # not needed to learn
+
     needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
     available = memory_available()
     if available is not None and needed > available:
@@ -155,137 +156,15 @@ class Segments(NamedTuple):
         return states
 
 
-def reset_states(state: NDArray | None, start: NDArray[np.bool_], state_size: int) -> NDArray:
+def reset_states(state: NDArray, start: NDArray[np.bool_] | None, num_envs: int) -> NDArray:
     """Return the recurrent state where episodes continue, and 0 where they begin. [num_envs, state_size]
 
-    state: None if there is none yet. A state of another number of environments is ignored.
+    start: whether an episode begins, [num_envs], None if one does everywhere. A state of another number of
+    environments is ignored.
     """
-    if state is None or len(state) != len(start):
-        return np.zeros((len(start), state_size), np.float32)
+    if start is None or len(state) != num_envs:
+        return np.zeros((num_envs, state.shape[1]), np.float32)
     return np.where(start[:, None], np.float32(0), state)
-
-
-@dataclass(slots=True)
-class Minibatch:
-    """Rows of a rollout to learn from, sequence after sequence.
-
-    Its length is the number of sequences, which are single rows unless the network is recurrent. Slices
-    select sequences.
-    """
-
-    observations: Tensor
-    """Observations that include `observation`. [n, *obs]"""
-    rows: Tensor | None
-    """Rows of `observations` in the minibatch, [batch]; None for all."""
-    action: Tensor
-    """[batch, *action]"""
-    advantage: Tensor
-    """[batch]"""
-    value_target: Tensor
-    """[batch]"""
-    value: Tensor
-    """Value computed by the network that acted. [batch]"""
-    log_prob: Tensor
-    """Log-probability of the action when it was drawn; 0 if it was not requested. [batch]"""
-    mask: Tensor | None
-    """Valid actions; None if all are always valid. [batch, actions]"""
-    sequence_length: int
-    """Number of rows of a sequence."""
-    state: Tensor
-    """Recurrent state before each sequence, of size 0 if the network has none. [sequences, state_size]"""
-    start: NDArray[np.bool_]
-    """Whether each row, except the first of its sequence, is the first of its episode. [sequences, length]"""
-
-    @property
-    def observation(self) -> Tensor:
-        """Observations of the rows, [batch, *obs]. They are gathered on access, by each worker for itself."""
-        if self.rows is None:
-            return self.observations
-        # For images, index_select takes a seventh of the time of indexing with brackets.
-        return self.observations.index_select(0, self.rows)
-
-    @property
-    def place(self) -> int:
-        """Address of the observations, which minibatches of a rollout share; the same for every rollout."""
-        return self.observations.data_ptr()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the columns that differ between minibatches, by name."""
-        columns = {
-            "rows": self.rows,
-            "action": self.action,
-            "advantage": self.advantage,
-            "value_target": self.value_target,
-            "value": self.value,
-            "log_prob": self.log_prob,
-            "mask": self.mask,
-            "state": self.state,
-        }
-        return {name: column for name, column in columns.items() if column is not None}
-
-    def __len__(self) -> int:
-        """Return the number of sequences."""
-        return len(self.state)
-
-    def __getitem__(self, which: slice) -> Minibatch:
-        """Return a slice of the sequences."""
-        begin, end, _ = which.indices(len(self))
-        if end - begin == len(self):
-            return self
-        rows = slice(begin * self.sequence_length, end * self.sequence_length)
-        return Minibatch(
-            observations=self.observations[rows] if self.rows is None else self.observations,
-            rows=None if self.rows is None else self.rows[rows],
-            action=self.action[rows],
-            advantage=self.advantage[rows],
-            value_target=self.value_target[rows],
-            value=self.value[rows],
-            log_prob=self.log_prob[rows],
-            mask=None if self.mask is None else self.mask[rows],
-            sequence_length=self.sequence_length,
-            state=self.state[begin:end],
-            start=self.start[begin:end],
-        )
-
-    def minibatches(
-        self, order: Tensor, size: int, std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    ) -> Iterator[Minibatch]:
-        """Yield the minibatches of one epoch, with the sequences in the given order.
-
-        order: permutation of the sequences on the CPU, [sequences]; size: rows of a minibatch, a multiple of
-        `sequence_length` that divides the number of rows; std_mean: maps advantages, [minibatches, size], to
-        standard deviations and means, [minibatches, 1] each, with which each minibatch is normalized, None to
-        keep the advantages. Everything except the observations is gathered at once, which is faster than many
-        small look-ups.
-        """
-        device, length = self.action.device, self.sequence_length
-        rows = order if length == 1 else (order.unsqueeze(1) * length + torch.arange(length)).flatten()
-        rows, count = rows.to(device), size // length
-        small = torch.stack((self.advantage, self.value_target, self.value, self.log_prob))
-        columns = small.index_select(1, rows)
-        if std_mean is not None:
-            advantage = columns[0].view(-1, size)
-            std, mean = std_mean(advantage)
-            advantage.sub_(mean).div_(std + 1e-8)
-        seen = (rows if self.rows is None else self.rows[rows]).split(size)
-        action = self.action.index_select(0, rows).split(size)
-        mask = None if self.mask is None else self.mask.index_select(0, rows).split(size)
-        state, start = self.state[order.to(device)].split(count), self.start[order.numpy()]
-        for part, of_part in enumerate(columns.split(size, dim=1)):
-            advantage, value_target, value, log_prob = of_part.unbind()
-            yield Minibatch(
-                observations=self.observations,
-                rows=seen[part],
-                action=action[part],
-                advantage=advantage,
-                value_target=value_target,
-                value=value,
-                log_prob=log_prob,
-                mask=None if mask is None else mask[part],
-                sequence_length=length,
-                state=state[part],
-                start=start[part * count : (part + 1) * count],
-            )
 
 
 class TruncatedState(NamedTuple):
@@ -597,6 +476,8 @@ class Episodes(Rollout):
     def _make_room(self, rows: int) -> None:
         """Make room for a number of rows. Raises LabrlError before the system would kill the process."""
         while self.horizon < rows:
+            from labrl.memory.workspace import memory_available  # needed seldom
+
             more, free = sum(array.nbytes for array in self._arrays.values()), memory_available()
             if free is not None and more > free:
                 raise LabrlError(

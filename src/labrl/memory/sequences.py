@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from labrl.errors import InputError
 from labrl.memory import Columns
-from labrl.memory.replay import Replay, ReplayTraits, StorageConfig
+from labrl.memory.replay import Replay, ReplayTraits
+from labrl.memory.transition_ring import StorageConfig
 from labrl.memory.workspace import Layout
 from labrl.step import Masks, States, Step
 from labrl.types import NonNegativeInt, PositiveInt
@@ -108,16 +109,14 @@ class SequenceSample(Columns):
     next_mask: Any
     """Valid actions at `following`; None if all are always valid. [sequences * learned, actions]"""
 
-    def as_tensors(self, learner: Any) -> SequenceSample:
+    def as_tensors(self, learner: Any, layout: Callable[[Any], Any]) -> SequenceSample:
         """Return the sequences as tensors on the device of a `Learner`, except `index`.
 
-        Observations are in the layout of its network, and `at` and `following` are rows of the minibatch.
+        layout: converts observations to the layout of the learner's network.
         """
-        columns, first = dict(vars(self)), self.rows.begin[:-1, None]
-        for name in ("at", "following"):
-            columns[name] = columns[name] + first
+        columns = dict(vars(self))
         for name in ("burn_in", "rows"):
-            inputs = learner.tensor(learner.layout(columns[name].observation))
+            inputs = learner.tensor(layout(columns[name].observation))
             columns[name] = replace(columns[name], observation=inputs)
         arrays = {n: each for n, each in columns.items() if n != "index" and isinstance(each, np.ndarray)}
         return SequenceSample(**{**columns, **learner.tensors(arrays)})
@@ -156,11 +155,6 @@ class SequenceReplay(Replay):
                 code="contradiction",
             )
 
-    def __len__(self) -> int:
-        """Return the number of sequences that can be sampled now."""
-        self._write()
-        return int(self._counts().sum())
-
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
@@ -191,16 +185,27 @@ class SequenceReplay(Replay):
             start[:, :burn_in].ravel(),
             np.arange(len(env) + 1) * burn_in,
         )
-        rows, at = self._with_ends(env, frames[:, burn_in:], led_to[:, burn_in:], start[:, burn_in:])
+        # Insert the next observation after the last step of each episode and of each sequence.
+        frames, led_to, start = frames[:, burn_in:], led_to[:, burn_in:], start[:, burn_in:]
+        ends = np.ones_like(start)
+        ends[:, :-1] = start[:, 1:]
+        after, count = np.flatnonzero(ends) + 1, frames.shape[1] + ends.sum(axis=1)
+        rows = Rows(
+            self._ring.observations(np.repeat(env, count), np.insert(frames.ravel(), after, led_to[ends])),
+            np.insert(start.ravel(), after, False),
+            np.append(0, count.cumsum()),
+        )
+        # Row of each step, relative to the first row of its sequence. [sequences, steps]
+        at = np.arange(frames.shape[1]) + ends.cumsum(axis=1) - ends
         begins = (number * learned + burn_in)[:, None] + np.arange(learned)
         first, last, length, reward, discount = self._windows(np.repeat(env, learned), begins.ravel())
-        ends = np.arange(learned) + length.reshape(-1, learned)
+        final = np.arange(learned) + length.reshape(-1, learned)  # last step of each window
         return SequenceSample(
             state=self._states[env, number % self._states.shape[1]],
             burn_in=before,
             rows=rows,
             at=at[:, :learned],
-            following=np.take_along_axis(at, ends, axis=1) + 1,
+            following=np.take_along_axis(at, final, axis=1) + 1,
             action=first["action"],
             reward=reward,
             discount=discount,
@@ -240,41 +245,8 @@ class SequenceReplay(Replay):
         places, least = (live + spare) // self._period + 2, live // self._period + 2
         return {"states": Layout((self.num_envs, places, state_size), np.dtype(np.float32), least)}
 
-    def _first(self) -> NDArray[np.int64]:
-        """Return the number of the oldest sequence of each environment. [num_envs]"""
-        return -(-self.oldest // self._period)
-
-    def _counts(self) -> NDArray[np.int64]:
-        """Return the number of complete sequences of each environment, with the steps of their targets."""
-        end = (self.steps - self._count) // self._period + 1
-        return np.maximum(end - self._first(), 0)
-
-    def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw environment and number of `count` sequences. [count] each"""
-        counts, first = self._counts(), self._first()
-        ends = counts.cumsum()
-        place = self.generator.integers(0, ends[-1], count)
-        env = ends.searchsorted(place, side="right")
-        return env, place - (ends - counts - first)[env]
-
-    def _with_ends(
-        self,
-        env: NDArray[np.int64],
-        frame: NDArray[np.int64],
-        led_to: NDArray[np.int64],
-        start: NDArray[np.bool_],
-    ) -> tuple[Rows, NDArray[np.int64]]:
-        """Return the steps, with the next observation inserted after the last step of episodes and sequences.
-
-        frame, led_to, start: [sequences, steps] each. Returns the rows, and the row of each step relative to
-        the first row of its sequence, [sequences, steps].
-        """
-        last = np.ones_like(start)
-        last[:, :-1] = start[:, 1:]
-        after = np.flatnonzero(last) + 1
-        names = np.insert(frame.ravel(), after, led_to[last])
-        count = frame.shape[1] + last.sum(axis=1)
-        begin = np.append(0, count.cumsum())
-        observation = self._ring.observations(np.repeat(env, count), names)
-        rows = Rows(observation, np.insert(start.ravel(), after, False), begin)
-        return rows, np.arange(frame.shape[1]) + last.cumsum(axis=1) - last
+    def _available(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the number of the first sequence of each environment, and how many are complete, with the
+        steps of their targets."""
+        first = -(-self.oldest // self._period)
+        return first, np.maximum((self.steps - self._count) // self._period + 1 - first, 0)

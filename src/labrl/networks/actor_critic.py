@@ -148,8 +148,16 @@ class ActorCritic(nn.Module):
         every step is a segment; noise: for an ExploringHead, [batch, features, size], None for its parameters
         alone; policy, value: whether to compute parameters and values.
         """
-        if self.state_size:  # compute both torsos, so that the whole state advances
-            features, value_features, state = self._remember(observation, state, lengths)
+        if self.state_size and self.one_torso:
+            features, state = self.policy_torso(observation, state, lengths)
+            value_features = features
+        elif self.state_size:  # compute both torsos, so that the whole state advances
+            of_policy, of_value = None, None
+            if state is not None:
+                of_policy, of_value = state.tensor_split((self.policy_torso.state_size,), 1)
+            features, of_policy = self.policy_torso(observation, of_policy, lengths)
+            value_features, of_value = self.value_torso(observation, of_value, lengths)
+            state = torch.cat([of_policy, of_value], dim=1)
         else:
             features = self.policy_torso(observation) if policy or self.one_torso else observation
             value_features = self.value_torso(observation) if value and not self.one_torso else features
@@ -163,15 +171,3 @@ class ActorCritic(nn.Module):
         return ActorCriticOutput(
             parameters, torch.zeros_like(value_features[:, 0], dtype=torch.float32), state
         )
-
-    def _remember(
-        self, observation: Tensor, state: Tensor | None, lengths: NDArray[np.int64] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the features of both torsos, and the state after each segment."""
-        if self.one_torso:
-            features, after = self.policy_torso(observation, state, lengths)
-            return features, features, after
-        before = (None, None) if state is None else state.tensor_split((self.policy_torso.state_size,), 1)
-        features, after = self.policy_torso(observation, before[0], lengths)
-        value_features, value_after = self.value_torso(observation, before[1], lengths)
-        return features, value_features, torch.cat([after, value_after], dim=1)

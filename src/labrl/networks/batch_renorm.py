@@ -69,22 +69,18 @@ class BatchRenorm(nn.Module):
         bias: Tensor = self.bias
         if self.training:
             if int(self.minibatches) >= config.warmup:
-                r, d = self._correction(x)
+                with torch.no_grad():  # r and d, [num_features] each
+                    _, mean, inverse = torch.native_batch_norm(
+                        x, None, None, None, None, True, 0.0, config.eps
+                    )
+                    running = torch.rsqrt(self.variance + config.eps)
+                    r = (running / inverse).clamp_(1 / config.r_max, config.r_max)
+                    d = ((mean - self.mean) * running).clamp_(-config.d_max, config.d_max)
                 weight, bias = weight * r, bias + weight * d
             self.minibatches += 1
         return batch_norm(
             x, self.mean, self.variance, weight, bias, self.training, config.momentum, config.eps
         )
-
-    @torch.no_grad()
-    def _correction(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return r and d of a minibatch, [num_features] each."""
-        config = self._config
-        _, mean, inverse = torch.native_batch_norm(x, None, None, None, None, True, 0.0, config.eps)
-        running = torch.rsqrt(self.variance + config.eps)
-        r = (running / inverse).clamp_(1 / config.r_max, config.r_max)
-        d = ((mean - self.mean) * running).clamp_(-config.d_max, config.d_max)
-        return r, d
 
 
 @dataclass(kw_only=True)

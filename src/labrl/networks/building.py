@@ -1,4 +1,4 @@
-"""Build networks, and check their torsos and layers.
+"""Build networks, check their torsos and layers, and summarize them.
 
 A torso is a module that turns a batch of observations into a batch of features. It is built from the
 observation space, has `forward(observation) -> [batch, num_features]`, and may have `layout(observation)`,
@@ -9,7 +9,7 @@ A user's own `nn.Module` needs only `forward`; `build_torso` checks it before a 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
 
@@ -254,3 +254,23 @@ def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
                 "differ between the threads that learn and the target network. Use only weights and "
                 "constants, such as weight_norm or LayerNorm instead of spectral_norm."
             )
+
+
+def count(module: nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def summary(modules: Mapping[str, nn.Module]) -> str:
+    """Return a table for each network, with its layers and the name, shape and size of each parameter."""
+    parts = []
+    for title, module in modules.items():
+        rows = [
+            (name, " x ".join(map(str, parameter.shape)) or "1", f"{parameter.numel():,}")
+            for name, parameter in module.named_parameters()
+        ]
+        rows.append(("", "parameters", f"{count(module):,}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
+        parts.append("\n".join([f"{title}: {module}", "", *lines]))
+    return "\n\n".join(parts) + "\n"

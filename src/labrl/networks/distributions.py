@@ -6,7 +6,7 @@ A distribution is built once for an action space. Its parameters are one tensor,
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
@@ -18,24 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.errors import InputError
+from labrl.networks.actions import Actions, BoxActions, clip_to_space, standard_normal
 from labrl.networks.layers import Array, Fused, cast, library_of
 from labrl.spaces import has_bounds
 
-INVALID = -1e9
-"""Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
-
-
-def mask_logits(logits: Array, mask: Array | None) -> Array:
-    """Return logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171).
-
-    logits, mask: [batch, num_parameters]; mask: None if all actions are valid. Invalid logits receive no
-    gradient (section 3 of the paper).
-    """
-    if mask is None:
-        return logits
-    if isinstance(logits, Tensor):
-        return torch.where(mask, logits, INVALID)
-    return np.where(mask, logits, logits.dtype.type(INVALID))
+HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 def log_tanh_slope(u: Tensor) -> Tensor:
@@ -44,46 +31,6 @@ def log_tanh_slope(u: Tensor) -> Tensor:
     The result is finite and accurate even where tanh(u) rounds to 1.
     """
     return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
-
-
-LOG_STD_RANGE = (-20.0, 2.0)
-"""Bounds of log standard deviations, as in the code of Haarnoja et al. (2018)."""
-
-
-class _SquashedSample(Fused):
-    @staticmethod
-    def forward(ctx: Any, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = parameters.chunk(2, dim=1)
-        limited = log_std.clamp(*LOG_STD_RANGE)
-        spread = limited.exp() * noise
-        u = mean + spread
-        action = u.tanh()
-        ctx.set_materialize_grads(False)
-        ctx.inputs, ctx.needed = (parameters, noise), (action.detach(), spread, log_std == limited)
-        normal = -0.5 * noise.square() - limited
-        return action, (normal - log_tanh_slope(u)).sum(1) - _HALF_LOG_2_PI * mean.shape[1]
-
-    @staticmethod
-    def backward(ctx: Any, action: Tensor | None, log_prob: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _SquashedSample.differentiable(ctx, action, log_prob)
-        a, spread, inside = ctx.needed
-        by_u = torch.zeros_like(a) if action is None else action * (1 - a.square())
-        if log_prob is not None:
-            by_u += 2 * a * log_prob.unsqueeze(1)
-        by_log_std = by_u * spread
-        if log_prob is not None:
-            by_log_std -= log_prob.unsqueeze(1)
-        return torch.cat([by_u, by_log_std * inside], dim=1), None
-
-
-squashed_sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _SquashedSample.compute
-"""The tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
-
-(parameters, noise) -> [batch, size], [batch]. The parameters are means m and log standard deviations l,
-[batch, 2 size], which are clipped to LOG_STD_RANGE; the noise x is standard normal, [batch, size]. With u = m
-+ s x and a = tanh(u), log pi(a) = log N(u) - sum log(1 - a^2), with derivatives 2 a by u and -1 by log s.
-"""
 
 
 @cache
@@ -112,10 +59,8 @@ class _MeanLogTanhSlope(Fused):
         return 2 * (math.log(2) - mean * sign - (sigma * bell) @ weights).sum(1)
 
     @staticmethod
-    def backward(ctx: Any, means: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _MeanLogTanhSlope.differentiable(ctx, means)
-        return (torch.cat(ctx.needed, dim=1).mul_(-2 * means.unsqueeze(1)),)
+    def derivative(ctx: Any, means: Tensor) -> Tensor:
+        return torch.cat(ctx.needed, dim=1).mul_(-2 * means.unsqueeze(1))
 
 
 mean_log_tanh_slope: Callable[[Tensor], Tensor] = _MeanLogTanhSlope.compute
@@ -143,14 +88,12 @@ class _CategoricalOperation(Fused):
         return log_p.gather(1, index).squeeze(1), entropy
 
     @staticmethod
-    def backward(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _CategoricalOperation.differentiable(ctx, log_prob, entropy)
+    def derivative(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> Tensor:
         log_p, p, h, index = ctx.needed
         slope = torch.zeros_like(p) if log_prob is None else -log_prob.unsqueeze(1) * p
         if entropy is not None:
             slope -= (log_p + h.unsqueeze(1)) * p * entropy.unsqueeze(1)
-        return slope if log_prob is None else slope.scatter_add_(1, index, log_prob.unsqueeze(1)), None
+        return slope if log_prob is None else slope.scatter_add_(1, index, log_prob.unsqueeze(1))
 
 
 categorical: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _CategoricalOperation.compute
@@ -158,8 +101,6 @@ categorical: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _CategoricalOpe
 
 d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i + H).
 """
-
-_HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 class _GaussianOperation(Fused):
@@ -171,13 +112,11 @@ class _GaussianOperation(Fused):
         square = z.square()
         ctx.set_materialize_grads(False)
         ctx.inputs, ctx.needed = (parameters, action), (z, square, inverse)
-        log_prob = (-0.5 * square - log_std - _HALF_LOG_2_PI).sum(1)
-        return log_prob, (log_std + (_HALF_LOG_2_PI + 0.5)).sum(1)
+        log_prob = (-0.5 * square - log_std - HALF_LOG_2_PI).sum(1)
+        return log_prob, (log_std + (HALF_LOG_2_PI + 0.5)).sum(1)
 
     @staticmethod
-    def backward(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _GaussianOperation.differentiable(ctx, log_prob, entropy)
+    def derivative(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> Tensor:
         z, square, inverse = ctx.needed
         size = z.shape[1]
         gradient = z.new_zeros(len(z), 2 * size)
@@ -187,7 +126,7 @@ class _GaussianOperation(Fused):
             torch.mul(square - 1, each, out=gradient[:, size:])
         if entropy is not None:
             gradient[:, size:] += entropy.unsqueeze(1)
-        return gradient, None
+        return gradient
 
 
 gaussian: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _GaussianOperation.compute
@@ -217,15 +156,13 @@ class _BetaOperation(Fused):
         return log_prob.to(parameters.dtype), entropy.to(parameters.dtype)
 
     @staticmethod
-    def backward(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _BetaOperation.differentiable(ctx, log_prob, entropy)
+    def derivative(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> Tensor:
         raw, over, whole, score = ctx.needed
         slope = torch.zeros_like(raw) if log_prob is None else log_prob.unsqueeze(1) * score
         if entropy is not None:
             curve = (whole - 2) * torch.polygamma(1, whole)
             slope += (curve.repeat(1, 2) - over * torch.polygamma(1, over + 1)) * entropy.unsqueeze(1)
-        return (slope * raw.sigmoid()).to(ctx.inputs[0].dtype), None
+        return (slope * raw.sigmoid()).to(ctx.inputs[0].dtype)
 
 
 beta: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _BetaOperation.compute
@@ -238,97 +175,6 @@ psi'(a).
 """
 
 
-def standard_normal(like: Array, generator: np.random.Generator | None) -> Array:
-    """Draw standard normal numbers of the shape of `like`. generator: None for that of torch."""
-    if isinstance(like, Tensor):
-        return torch.randn_like(like)
-    assert generator is not None
-    return generator.standard_normal(like.shape, dtype=np.float32)
-
-
-def clip_to_space(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> Array:
-    """Clip actions to the bounds of a space and convert them to its type. Whole numbers are rounded."""
-    as_constant = library_of(action).asarray
-    inside = action.clip(as_constant(low), as_constant(high))
-    if dtype.kind != "f":
-        inside = inside.round()  # truncation would favor 0
-    return cast(inside, dtype)
-
-
-class BoxActions:
-    """Conversion of flat actions in [-1, 1] to actions of a bounded box."""
-
-    def __init__(self, space: gym.spaces.Box, precision: type[np.floating] | None = None) -> None:
-        """precision: type of the bounds in the computation, None for the type of the space."""
-        self.size = math.prod(space.shape)
-        """Number of components of an action."""
-        self.stored = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
-        """Space of the stored actions."""
-        self._shape, self._dtype = space.shape, space.dtype
-        low, high = space.low.reshape(-1), space.high.reshape(-1)
-        if precision is not None:
-            low, high = low.astype(precision), high.astype(precision)
-        self._low, self._high = low, high
-        self._middle, self.half = (low + high) / 2, (high - low) / 2
-
-    @staticmethod
-    def fits(space: gym.spaces.Box) -> bool:
-        """Return whether a box has bounds and real numbers."""
-        return has_bounds(space) and np.issubdtype(space.dtype, np.floating)
-
-    @classmethod
-    def check(cls, space: gym.spaces.Box, agent: str) -> None:
-        """Raise InputError for a box without bounds or of whole numbers."""
-        if not cls.fits(space):
-            raise InputError(
-                f"agent: {agent} scales its actions from (-1, 1) to the bounds of a box of real numbers, but "
-                f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds.",
-                code="unsupported",
-                key="agent",
-            )
-
-    def to_env(self, action: Array) -> Array:
-        """Scale actions to the bounds. [n, size] -> [n, *action]"""
-        as_constant = library_of(action).asarray
-        scaled = as_constant(self._middle) + action * as_constant(self.half)
-        # Some environments refuse actions that exceed the bounds by a rounding error.
-        return clip_to_space(scaled, self._low, self._high, self._dtype).reshape(-1, *self._shape)
-
-    def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
-        """Draw uniform actions in [-1, 1]. [count, size]"""
-        return generator.random((count, self.size), np.float32) * np.float32(2) - np.float32(1)
-
-
-class Actions(ABC):
-    """Choice of actions from the outputs of a policy network: the best ones, or drawn with noise.
-
-    Arrays and tensors are treated alike, so that an exported policy chooses the same actions.
-    """
-
-    to_env: Callable[[Any], Any]
-    """Converts chosen actions to actions for the environment. [batch, ...]"""
-
-    @abstractmethod
-    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
-        """Draw the noise of a sample. generator: needed for arrays; tensors use that of torch."""
-
-    @abstractmethod
-    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return an action for each row. noise: result of `noise` for a sample, None for the best action."""
-
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw an action for each row. [batch, *action_shape]"""
-        return self.sample_or_mode(parameters, self.noise(parameters, generator))
-
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the best action for each row. [batch, *action_shape]"""
-        return self.sample_or_mode(parameters)
-
-    def forward_torch(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment, drawn or the best ones, for an exported policy."""
-        return self.to_env(self.sample_or_mode(parameters, self.noise(parameters) if sampled else None))
-
-
 class ActionDistribution(Actions):
     """Action distribution of a policy-gradient agent. The best action is the most likely one."""
 
@@ -336,7 +182,6 @@ class ActionDistribution(Actions):
     """Number of parameters of a distribution."""
     action_shape: tuple[int, ...]
     """Shape of a sampled action as the agent stores it."""
-    action_dtype: torch.dtype
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw Gumbel noise of the shape of the parameters: the argmax of logits plus noise is a sample."""
@@ -364,13 +209,7 @@ class Categorical(ActionDistribution):
     def __init__(self, space: gym.spaces.Discrete) -> None:
         self.num_parameters = int(space.n)
         self.action_shape: tuple[int, ...] = ()
-        self.action_dtype = torch.int64
         self._first = int(space.start)
-
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw an action for each row with the Gumbel-max trick. [batch]"""
-        action: NDArray = (parameters + generator.gumbel(size=parameters.shape)).argmax(1)
-        return action
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the actions with the largest logit, or draw them with the Gumbel-max trick. [batch]"""
@@ -393,7 +232,6 @@ class MultiCategorical(ActionDistribution):
 
     def __init__(self, space: gym.spaces.MultiDiscrete) -> None:
         self.action_shape = tuple(space.shape)
-        self.action_dtype = torch.int64
         self.sizes = [int(n) for n in space.nvec.flat]
         """Number of options of each choice."""
         ends = np.cumsum(self.sizes).tolist()
@@ -430,7 +268,6 @@ class Bernoulli(ActionDistribution):
     def __init__(self, space: gym.spaces.MultiBinary) -> None:
         self.action_shape = tuple(space.shape)
         self.num_parameters = int(np.prod(self.action_shape))
-        self.action_dtype = torch.int8
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw logistic noise: a switch is 1 if its log-odds plus the noise are above 0."""
@@ -470,7 +307,6 @@ class DiagonalGaussian(ActionDistribution):
         self.action_shape = tuple(space.shape)
         self._size = math.prod(self.action_shape)
         self.num_parameters = 2 * self._size
-        self.action_dtype = torch.float32
         self._low: NDArray | float = space.low
         self._high: NDArray | float = space.high
         self._dtype = space.dtype
@@ -558,7 +394,6 @@ class ScaledBeta(ActionDistribution):
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.action_shape = tuple(space.shape)
-        self.action_dtype = torch.float32
         self._box = BoxActions(space, np.float64)
         self.num_parameters = 2 * self._box.size
         half = self._box.half

@@ -372,9 +372,10 @@ class Fused(torch.autograd.Function):
 
     Recording an operation takes autograd about 12 us, so a loss of a small minibatch mostly waits for that.
 
-    A derived class defines `forward` with operations of torch that are not in place, and `backward` for the
-    first input. Where the gradient will be differentiated again (`create_graph=True`), in transforms of
-    `torch.func`, and for gradients with respect to other inputs, torch differentiates the formula itself.
+    A derived class defines `forward` with operations of torch that are not in place, which stores all inputs
+    as `ctx.inputs`, and `derivative` with respect to the first one. Torch differentiates the formula itself
+    where the gradient will be differentiated again (`create_graph=True`), in transforms of `torch.func`, and
+    for gradients with respect to other inputs.
     """
 
     enabled = True
@@ -390,13 +391,24 @@ class Fused(torch.autograd.Function):
             return cls.forward(_NoContext(), *inputs)
         return cls.apply(*inputs)
 
+    @staticmethod
+    def derivative(ctx: Any, *gradients: Any) -> Tensor:
+        """Return the gradient of the first input.
+
+        gradients: of the results of the formula; None for a result that nothing depends on.
+        """
+        raise NotImplementedError
+
     @classmethod
-    def differentiable(cls, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the result of `backward` as tensors that can be differentiated again."""
-        results = cls.forward(_NoContext(), *ctx.inputs)
-        both = zip(results if isinstance(results, tuple) else (results,), gradients, strict=True)
-        used, slopes = zip(*[each for each in both if each[1] is not None], strict=True)
-        (first,) = torch.autograd.grad(used, ctx.inputs[0], slopes, create_graph=True)
+    def backward(cls, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the first input, and None for the others."""
+        if torch.is_grad_enabled():  # create_graph=True
+            results = cls.forward(_NoContext(), *ctx.inputs)
+            both = zip(results if isinstance(results, tuple) else (results,), gradients, strict=True)
+            used, slopes = zip(*[each for each in both if each[1] is not None], strict=True)
+            (first,) = torch.autograd.grad(used, ctx.inputs[0], slopes, create_graph=True)
+        else:
+            first = cls.derivative(ctx, *gradients)
         return first, *(None for _ in ctx.inputs[1:])
 
 

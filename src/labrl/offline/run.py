@@ -16,7 +16,8 @@ from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.memory.offline import AT_ONCE, ChunkReplay, OfflineConfig, OfflineData, Requirements
-from labrl.memory.replay import ReplayConfig, row_dtype
+from labrl.memory.replay import ReplayConfig
+from labrl.memory.transition_ring import row_dtype
 from labrl.memory.workspace import Layout, Workspace
 from labrl.run.run import MARKER, Run
 from labrl.run.session import RunSession

@@ -6,14 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from labrl.agents.abilities import learns_faster_on_gpu
 from labrl.agents.agent import Agent
-from labrl.agents.make import build_agent
+from labrl.agents.make import build_agent, learns_faster_on_gpu
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.learning.compute import Compute, set_deterministic
-from labrl.learning.threads import use_one_thread
+from labrl.learning.compute import Compute, set_deterministic, use_one_thread
 from labrl.memory.workspace import Workspace
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, sees_images

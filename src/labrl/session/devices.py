@@ -58,7 +58,7 @@ def check_machine(config: TrialConfig, images: bool) -> None:
     images: whether the agent sees images.
     """
     # Imported late: processes that only count cores do not need PyTorch.
-    from labrl.agents.abilities import learns_faster_on_gpu
+    from labrl.agents.make import learns_faster_on_gpu
     from labrl.learning.compute import Compute
     from labrl.networks.building import is_recurrent
 

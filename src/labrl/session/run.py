@@ -19,9 +19,9 @@ from labrl.agents.parts.experience import ExperienceConfig
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, BusyFolderError, LabrlError
+from labrl.learning.compute import use_one_thread
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
-from labrl.learning.threads import use_one_thread
-from labrl.networks.summary import count, summary
+from labrl.networks.building import count, summary
 from labrl.processes.output import print_error
 from labrl.processes.script import take_surroundings
 from labrl.processes.secrets import restore

@@ -10,9 +10,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from labrl.agents.abilities import learns_faster_on_gpu, why_not_recorded
 from labrl.agents.agent import Observation
-from labrl.agents.make import build_agent
+from labrl.agents.make import build_agent, learns_faster_on_gpu, why_not_recorded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock, PhaseTimers
 from labrl.config.schema import TrialConfig

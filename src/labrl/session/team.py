@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labrl.agents.abilities import learns_faster_on_gpu
 from labrl.agents.agent import agent_class
+from labrl.agents.make import learns_faster_on_gpu
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.learning.compute import Compute

@@ -18,7 +18,7 @@ from labrl.envs.make import watch
 from labrl.envs.protocol import Watched
 from labrl.envs.vector import VectorEnv
 from labrl.errors import DONE, InputError, LabrlError
-from labrl.learning.threads import use_one_thread
+from labrl.learning.compute import use_one_thread
 from labrl.run.atomic import write_json
 from labrl.run.episodes import RecordedEpisode
 from labrl.run.run import Run

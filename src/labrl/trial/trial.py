@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from labrl.agents.abilities import check_abilities, learns_faster_on_gpu
 from labrl.agents.agent import Agent, agent_class
-from labrl.agents.make import check_actions
+from labrl.agents.make import check_abilities, check_actions, learns_faster_on_gpu
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.component import Component

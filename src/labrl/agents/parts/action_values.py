@@ -25,21 +25,15 @@ from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.make import make_learner
+from labrl.networks.actions import INVALID
 from labrl.networks.building import build_networks
-from labrl.networks.distributions import INVALID
 from labrl.networks.layers import Fused, factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.schedules import LARGEST, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Masks, States
-from labrl.types import (
-    NonNegativeFloat,
-    NonNegativeSchedule,
-    PositiveFloat,
-    PositiveInt,
-    whole_number,
-)
+from labrl.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, whole_number
 
 EPSILON = 2.0**-23
 """Relative distance between neighboring numbers in float32."""
@@ -270,10 +264,8 @@ class _QuantileHuber(Fused):
         return (weight * losses).mean(2).sum(1)
 
     @staticmethod
-    def backward(ctx: Any, losses: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _QuantileHuber.differentiable(ctx, losses)
-        return ctx.needed * -losses.unsqueeze(1), None, None, None
+    def derivative(ctx: Any, losses: Tensor) -> Tensor:
+        return ctx.needed * -losses.unsqueeze(1)
 
 
 quantile_huber_loss: Callable[[Tensor, Tensor, Tensor, float], Tensor] = _QuantileHuber.compute

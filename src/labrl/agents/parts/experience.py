@@ -17,8 +17,9 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
+from labrl.learning.learner import Learner
 from labrl.memory.offline import OfflineConfig, OfflineData, Requirements
-from labrl.memory.replay import Replay, Transitions, replay_class
+from labrl.memory.replay import Replay, replay_class
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, same_actions, stored_choices
 from labrl.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
@@ -131,13 +132,19 @@ class Experience:
         ratio = self.config.updates_per_frame
         return max(frames * ratio.numerator // ratio.denominator - self.updates, 0)
 
-    def sample(self) -> Transitions:
-        """Draw a minibatch."""
+    def sample(self, learner: Learner[Any], layout: Callable[[NDArray], Any] | None = None) -> Any:
+        """Draw a minibatch as tensors: `Transitions`, or a `SequenceSample` from a buffer of sequences.
+
+        learner: network that reads the observations, on whose device they will be; layout: converts them to
+        the network's layout, None for that of the learner.
+        """
         frame = self._clock.frame
         if self._offline is None:
-            return self.memory.sample(self.config.batch_size, frame)
-        joined = frame >= self.config.collect_from + self.config.learning_starts
-        return self._offline.mixed(self.memory, self.config.batch_size, frame, self.updates, joined)
+            drawn = self.memory.sample(self.config.batch_size, frame)
+        else:
+            joined = frame >= self.config.collect_from + self.config.learning_starts
+            drawn = self._offline.mixed(self.memory, self.config.batch_size, frame, self.updates, joined)
+        return drawn.as_tensors(learner, layout or learner.layout)
 
     def observation_statistics(self) -> tuple[NDArray, NDArray] | None:
         """Return mean and standard deviation of the observations of `offline`, [*obs] each.

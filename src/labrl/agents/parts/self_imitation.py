@@ -19,9 +19,10 @@ from torch import Tensor
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.memory.replay import Replay, Transitions
+from labrl.memory import Transitions
+from labrl.memory.replay import Replay
 from labrl.memory.rollout import Episodes
-from labrl.networks.distributions import mask_logits
+from labrl.networks.actions import mask_logits
 from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
 from labrl.types import NonNegativeFloat, PositiveInt
@@ -146,7 +147,8 @@ class SelfImitation:
         total = torch.zeros(len(self.STATISTICS))
         for _ in range(self._config.updates):
             sample = self._memory.sample(size, self._clock.frame)
-            rows = self._policy.learner.gradient(self.loss, sample).cpu()
+            batch = sample.as_tensors(self._policy.learner, self._policy.learner.layout)
+            rows = self._policy.learner.gradient(self.loss, batch).cpu()
             self._policy.descend(self._policy.lr)
             underrated = self.STATISTICS.index("imitation_advantage")
             self._memory.update_priorities(sample.index, rows[underrated].numpy())

@@ -1,0 +1,134 @@
+"""Choice of actions from the outputs of a policy network: masks, conversion to a box, and noise."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from labrl.errors import InputError
+from labrl.networks.layers import Array, cast, library_of
+from labrl.spaces import has_bounds
+
+INVALID = -1e9
+"""Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
+
+
+def mask_logits(logits: Array, mask: Array | None) -> Array:
+    """Return logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171).
+
+    logits, mask: [batch, num_parameters]; mask: None if all actions are valid. Invalid logits receive no
+    gradient (section 3 of the paper).
+    """
+    if mask is None:
+        return logits
+    if isinstance(logits, Tensor):
+        return torch.where(mask, logits, INVALID)
+    return np.where(mask, logits, logits.dtype.type(INVALID))
+
+
+def standard_normal(like: Array, generator: np.random.Generator | None) -> Array:
+    """Draw standard normal numbers of the shape of `like`. generator: None for that of torch."""
+    if isinstance(like, Tensor):
+        return torch.randn_like(like)
+    assert generator is not None
+    return generator.standard_normal(like.shape, dtype=np.float32)
+
+
+def clip_to_space(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> Array:
+    """Clip actions to the bounds of a space and convert them to its type. Whole numbers are rounded."""
+    as_constant = library_of(action).asarray
+    inside = action.clip(as_constant(low), as_constant(high))
+    if dtype.kind != "f":
+        inside = inside.round()  # truncation would favor 0
+    return cast(inside, dtype)
+
+
+class Actions(ABC):
+    """Choice of actions from the outputs of a policy network: the best ones, or drawn with noise.
+
+    Arrays and tensors are treated alike, so that an exported policy chooses the same actions.
+    """
+
+    num_parameters: int
+    """Number of outputs of the policy network."""
+    stored: gym.Space[Any]
+    """Space of the chosen actions, for agents with a replay buffer."""
+
+    @abstractmethod
+    def to_env(self, action: Array) -> Array:
+        """Convert chosen actions to actions for the environment. [n, ...]"""
+
+    def random(self, count: int, generator: np.random.Generator) -> NDArray:
+        """Draw uniform actions, as an agent with a replay buffer does before it learns. [count, ...]"""
+        raise NotImplementedError
+
+    @abstractmethod
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
+        """Draw the noise of a sample. generator: needed for arrays; tensors use that of torch."""
+
+    @abstractmethod
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return an action for each row. noise: result of `noise` for a sample, None for the best action."""
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Draw an action for each row. [batch, *action_shape]"""
+        return self.sample_or_mode(parameters, self.noise(parameters, generator))
+
+    def mode(self, parameters: NDArray) -> NDArray:
+        """Return the best action for each row. [batch, *action_shape]"""
+        return self.sample_or_mode(parameters)
+
+    def forward_torch(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Return actions for the environment, drawn or the best ones, for an exported policy."""
+        return self.to_env(self.sample_or_mode(parameters, self.noise(parameters) if sampled else None))
+
+
+class BoxActions:
+    """Conversion of flat actions in [-1, 1] to actions of a bounded box."""
+
+    def __init__(self, space: gym.spaces.Box, precision: type[np.floating] | None = None) -> None:
+        """precision: type of the bounds in the computation, None for the type of the space."""
+        self.size = math.prod(space.shape)
+        """Number of components of an action."""
+        self.stored: gym.Space[Any] = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
+        """Space of the stored actions."""
+        self._shape, self._dtype = space.shape, space.dtype
+        low, high = space.low.reshape(-1), space.high.reshape(-1)
+        if precision is not None:
+            low, high = low.astype(precision), high.astype(precision)
+        self._low, self._high = low, high
+        self._middle, self.half = (low + high) / 2, (high - low) / 2
+
+    @staticmethod
+    def fits(space: gym.spaces.Box) -> bool:
+        """Return whether a box has bounds and real numbers."""
+        return has_bounds(space) and np.issubdtype(space.dtype, np.floating)
+
+    @classmethod
+    def check(cls, space: gym.spaces.Box, agent: str) -> None:
+        """Raise InputError for a box without bounds or of whole numbers."""
+        if not cls.fits(space):
+            raise InputError(
+                f"agent: {agent} scales its actions from (-1, 1) to the bounds of a box of real numbers, but "
+                f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds.",
+                code="unsupported",
+                key="agent",
+            )
+
+    def to_env(self, action: Array) -> Array:
+        """Scale actions to the bounds. [n, size] -> [n, *action]"""
+        as_constant = library_of(action).asarray
+        scaled = as_constant(self._middle) + action * as_constant(self.half)
+        # Some environments refuse actions that exceed the bounds by a rounding error.
+        return clip_to_space(scaled, self._low, self._high, self._dtype).reshape(-1, *self._shape)
+
+    def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
+        """Draw uniform actions in [-1, 1]. [count, size]"""
+        return generator.random((count, self.size), np.float32) * np.float32(2) - np.float32(1)
