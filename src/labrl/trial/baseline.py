@@ -32,25 +32,27 @@ if TYPE_CHECKING:
     from labrl.envs.vector import VectorEnv
 
 EPISODES = 100
-"""Whole episodes of a complete measurement."""
+"""Number of complete episodes in a full measurement."""
 
 LONGEST = 20.0
-"""Longest measurement at the end of a trial, CPU seconds."""
+"""Maximum duration of a measurement at the end of a trial, in CPU seconds."""
 
 SHORTEST = 5.0
-"""Shortest allowed measurement if there is no published return, CPU seconds."""
+"""Minimum of the allowed duration of a measurement if there is no published return, in CPU seconds."""
 
 PATIENCE = 60.0
-"""Seconds of wall time after which a measurement ends, unless ten times its CPU seconds are more."""
+"""Wall time after which a measurement ends, in seconds; ten times the allowed CPU seconds if that is
+longer."""
 
 SHARE = 0.05
-"""Longest measurement as a fraction of the training time of the trial."""
+"""Maximum duration of a measurement as a fraction of the training time of the trial."""
 
 ENVS = 20
-"""Number of environments. Each plays the same number of episodes, so that short ones do not count more."""
+"""Number of environments. Each plays the same number of episodes, so that short episodes do not get more
+weight."""
 
 SLOWLY_MADE = 0.5
-"""Seconds to make an environment above which a single one plays all episodes."""
+"""Time for making an environment, in seconds, above which a single environment plays all episodes."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +60,11 @@ _log = logging.getLogger(__name__)
 def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = False) -> Path | None:
     """Measure the random policy in the environment of the run in `folder`, unless its return is known.
 
-    seconds: longest measurement, CPU seconds; None: a twentieth of the training time, but at most 20, and at
-    least 5 if there is no published return. whole: discard the measurement if it is too short for all
-    episodes. Returns the file in the cache. Returns None if nothing was measured: the actions have no uniform
-    distribution, the environment fails or is code of someone else, an environment finished no episode in
-    time, or there is no cache.
+    seconds: maximum duration of the measurement, in CPU seconds; None: a twentieth of the training time, but
+    at most 20, and at least 5 if there is no published return; whole: whether the measurement is discarded if
+    it is too short for all episodes. Returns the path of the file in the cache. Returns None if nothing was
+    measured, because the actions have no uniform distribution, the environment fails or is untrusted code of
+    someone else, an environment finished no episode in time, or there is no cache.
     """
     try:
         run = Run.open(folder)
@@ -87,7 +89,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
 
 
 def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
-    """Return the mean return of the random policy, measured now if it is unknown.
+    """Return the mean return of the random policy, measuring it now if it is unknown.
 
     plain: the node `env` of the configuration. Returns None if it cannot be measured.
     """
@@ -103,11 +105,11 @@ def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
 
 
 def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> list[float]:
-    """Play whole episodes of uniformly random valid actions, and return their returns.
+    """Play complete episodes with uniformly random valid actions, and return the returns of the episodes.
 
-    Plays at least `episodes`, or as many as `seconds` of CPU time allow. Every environment contributes as
-    many episodes as the one that finished the fewest, so that short episodes do not count more often. Returns
-    an empty list if an environment finished none.
+    Plays at least `episodes`, or as many as `seconds` of CPU time allow. Every environment contributes the
+    same number of episodes, limited by the environment that finished the fewest, so that short episodes do
+    not get more weight. Returns an empty list if an environment finished no episode.
     """
     from labrl.agents.random import uniform_actions
     from labrl.seeding import derived_seed
@@ -127,7 +129,8 @@ def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> 
 def _measured_by_one(
     path: Path, plain: Mapping[str, Any], env: Component, seconds: float, fewest: int = 1
 ) -> Path | None:
-    """Measure, or wait for another process that does. fewest: least number of episodes to keep."""
+    """Measure the random policy, or wait while another process measures it. fewest: minimum number of
+    episodes of a measurement that is kept."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -152,7 +155,7 @@ def _measure(
     with keeping_spares():
         describe(env)
         num_envs = ENVS if time.monotonic() - started < SLOWLY_MADE else 1
-        # With separate workers, no more of them than the trial had.
+        # With separate worker processes, use no more of them than the trial did.
         if plain.get("vectorization") == "async":
             num_envs = env.config.num_envs
         vector = make_env(env, seed=0, num_threads=available_cpus(), evaluation=True, num_envs=num_envs)
@@ -176,15 +179,15 @@ def _measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and print the path of the result. Return the exit code."""
+    """Measure the random baseline of a run and print the path of the result. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.baseline", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder")
-    parser.add_argument("--seconds", type=float, help="longest measurement, CPU seconds")
+    parser.add_argument("--seconds", type=float, help="maximum duration of the measurement, in CPU seconds")
     parser.add_argument(
         "--whole", action="store_true", help="discard a measurement that is too short for all episodes"
     )
     args = parser.parse_args(argv)
-    if args.whole:  # It works for a process that may exit at any time.
+    if args.whole:  # The process that waits for the measurement may exit at any time.
         stop_when_orphaned()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     path = ensure_baseline(args.folder, args.seconds, args.whole)

@@ -1,4 +1,4 @@
-"""`labrl-clean`: list, or remove, what finished runs no longer need."""
+"""`labrl-clean`: list or remove files that finished runs no longer need."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _LOST = {
     "old checkpoints": "only the newest and the best checkpoint can be forked, played or exported",
     "videos": "labrl-replay and +enjoy can make them again; labrl-report updates reports that show them",
 }
-"""What can no longer be done with runs without each kind of files."""
+"""For each kind of files, what can no longer be done with a run after its files of this kind are removed."""
 
 
 def clean_runs(places: Sequence[str], remove: bool) -> int:
-    """List what can be removed from the runs in `places`, with its size, or with `remove` remove it.
+    """List the kinds of files that can be removed from the runs in `places`, with their sizes. If `remove`,
+    remove the files.
 
-    places: as for `find_runs`, or `latest`. Runs that have not finished are skipped, and a line says so.
-    Returns the exit code, 1 if a run could not be cleaned. Raises InputError if there is no run.
+    places: as for `find_runs`, or `latest`. For each run that is skipped because it has not finished, a line
+    is printed. Returns the exit code: 1 if a run could not be cleaned. Raises InputError if there is no run.
     """
     total, code = Counter[str](), DONE
     for run in find_runs(str(newest_folder()) if place == "latest" else place for place in places):
@@ -46,5 +47,5 @@ def clean_runs(places: Sequence[str], remove: bool) -> int:
     for kind in total:
         say(f"without {kind}: {_LOST[kind]}")
     if total and not remove:
-        say(f"to remove it: {shlex.join(['labrl-clean', '--yes', *places])}")
+        say(f"to remove these files: {shlex.join(['labrl-clean', '--yes', *places])}")
     return code

@@ -1,8 +1,8 @@
-"""Coefficients of a resumed run: learning rates, clip ranges and others that may be schedules.
+"""Coefficients of a resumed run: learning rates, clip ranges and other settings that may be schedules.
 
-A resume may change them, from the frame of its checkpoint on. The recorded configuration then holds the old
-and the new schedule with that frame, so that the past stays exact and a repetition of the run gives the same
-rows.
+A resume may change coefficients; a change takes effect at the frame of the checkpoint. The recorded
+configuration then contains the old schedule, the new schedule and that frame, so that the past stays exact
+and a repetition of the run gives the same rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
 
 NEEDED = ("lr", "clip_range")
-"""Last part of the names of coefficients without which nothing is learned when they are 0."""
+"""Endings of the names of coefficients that stop all learning while they are 0."""
 
 _POINTS = 64
-"""Frames of an extension at which a coefficient is evaluated."""
+"""Number of intervals into which an extension is divided, to evaluate its coefficients at their ends."""
 
 
 def coefficients(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the key and the value of each coefficient in a configuration that may be a schedule."""
+    """Yield the key and the value of each coefficient, that is, each setting that may be a schedule, in a
+    configuration."""
     if isinstance(node, Component):
         node = node.config
     if isinstance(node, Mapping):
@@ -48,10 +49,11 @@ def coefficients(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def hold_changes(
     then: Mapping[str, Any], now: Mapping[str, Any], config: TrialConfig, frame: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a configuration in which changed coefficients are the old ones up to a frame and then the new
-    ones, and their keys.
+    """Return a configuration in which changed coefficients keep their old values up to `frame` and then take
+    their new ones, and the keys of these coefficients.
 
-    then, now: the recorded and the new configuration as plain data; config: the new one, typed.
+    then, now: the recorded and the new configuration as plain data; config: the new configuration as typed
+    dataclasses.
     """
     held, keys = copy.deepcopy(dict(now)), []
     for key, value in coefficients(config):
@@ -68,10 +70,11 @@ def hold_changes(
 
 
 def refuse_idle(config: TrialConfig, frame: int, before: int, typed: str) -> None:
-    """Raise InputError if an extension beyond `before` frames would learn nothing, because a learning rate or
-    a clip range stays at 0.
+    """Raise InputError if an extension of a run would learn nothing, because a learning rate or a clip range
+    stays at 0.
 
-    frame: that of the checkpoint; before: the budget until now; typed: the command of a new run.
+    config: configuration with the new budget; frame: frame of the checkpoint; before: the old budget, in
+    frames; typed: command line of a new run.
     """
     budget = config.env.config.max_frame
     if budget <= before:
@@ -91,7 +94,7 @@ def refuse_idle(config: TrialConfig, frame: int, before: int, typed: str) -> Non
     names = " and ".join(f"{key}={written(0)}" for key in idle)
     values = " ".join(f"{key}={written(float(f'{largest(value):.3g}'))}" for key, value in idle.items())
     why = f"from frame {first - 1:,} on, the schedules of this run keep {names}, so nothing would be learned"
-    fix = f"\nTo train on with values from here: env.max_frame={budget} {values}"
+    fix = f"\nTo continue training with these values: env.max_frame={budget} {values}"
     fix += f"\nTo train a new run with the larger budget: {typed}"
     place = f"env.max_frame={budget}"
     raise InputError.about(place, f"{why}.{fix}", code="contradiction", key=next(iter(idle)))

@@ -33,10 +33,10 @@ from labrl.trial.summary import say
 
 
 def enjoy(request: EnjoyRequest) -> int:
-    """Play episodes, print returns and lengths, and write videos and `result.json`.
+    """Play episodes, print their returns and lengths, and write videos and `result.json`.
 
-    The files are in `enjoy/` of the run folder. Returns the exit code. Raises InputError if there is no such
-    run, session, checkpoint or display.
+    The files are written to `enjoy/` in the run folder. Returns the exit code. Raises InputError if there is
+    no such run, session, checkpoint or display.
     """
     window = Window() if request.render == "human" else None
     run = find_run(request.which, request.choices, "enjoy")
@@ -84,7 +84,7 @@ def enjoy(request: EnjoyRequest) -> int:
 
 
 def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) -> list[RecordedEpisode]:
-    """Return the episodes in the order of their numbers, and close the policy."""
+    """Play episodes, and return them in the order of their indices. The policy is closed afterwards."""
     component = policy.trial.env
     shown: Watched | None = None
     env: VectorEnv | None = None
@@ -128,7 +128,8 @@ def _write(
     played: Sequence[RecordedEpisode],
     statistics: Mapping[str, float],
 ) -> None:
-    """Write the result, and replace that of the same request. Prints a line if it cannot be written.
+    """Write the results, replacing those of an earlier identical request. Print a line if they cannot be
+    written.
 
     statistics: means and population standard deviations of returns and lengths.
     """
@@ -178,7 +179,7 @@ def _write(
 
 
 def _videos(folder: Path, played: Sequence[RecordedEpisode]) -> dict[int, str]:
-    """Write videos, and return their file names by number of the episode. Prints a line if that fails."""
+    """Write videos, and return their file names by index of the episode. Print a line if writing fails."""
     made: dict[int, str] = {}
     with Screening() as screening:
         for number, episode in enumerate(played):

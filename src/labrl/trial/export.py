@@ -1,7 +1,8 @@
-"""`labrl-export`: export a policy, including the transforms of observations, for use without labrl.
+"""`labrl-export`: export a policy, including its observation transforms, for use without labrl.
 
 The result is an ONNX model, or a program of `torch.export`, and a JSON file that describes its inputs and
-outputs. An export is checked to choose the same actions as the policy on observations of recorded steps.
+outputs. Each export is checked: on the observations of recorded steps, it must choose the same actions as the
+policy.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from labrl.trial.loading import LoadedPolicy, load
 Format = Literal["onnx", "torch"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
-"""Largest difference of actions, relative to half the range of each component, and of the numbers from which
-actions are chosen, relative for numbers above 1."""
+"""Largest allowed difference between an export and its policy: in actions, relative to half the range of each
+component, and in the numbers from which actions are chosen, relative if a number exceeds 1."""
 STEPS = 200
 """Number of observations on which an export is checked."""
 FORMAT_VERSION = 1
@@ -49,30 +50,31 @@ Arrays = dict[str, NDArray]
 
 
 class ExportError(LabrlError):
-    """Raised if an exported policy does not choose the same actions as the policy."""
+    """Raised if an export does not choose the same actions as its policy."""
 
     codes = ("unsupported",)
 
 
 class ExportedPolicy(nn.Module):
-    """The whole computation from observations of the environment to its actions."""
+    """The complete computation from observations of the environment to actions for it."""
 
     def __init__(self, policy: LoadedPolicy, sampled: bool) -> None:
-        """Raise InputError for an agent, a transform or a network that cannot be exported."""
+        """policy: the policy to export; sampled: whether actions are sampled rather than greedy. Raises
+        InputError for an agent, a transform or a network that cannot be exported."""
         super().__init__()
         kind = policy.agent.TRAITS
         if not kind.exports:
             able = ", ".join(name for name, kind in named_agents().items() if kind.TRAITS.exports)
             why = f"{policy.trial.agent.target} has no network, or its class does not define `actor`"
-            raise InputError.unsupported("agent", why, f"Those of labrl that can be exported: {able}")
+            raise InputError.unsupported("agent", why, f"Agents of labrl that can be exported: {able}")
         if sampled and not kind.stochastic:
             why = f"agent {policy.agent.NAME} does not sample actions in evaluation: its policy is greedy"
             raise InputError.unsupported("--sampled", why, "Leave it out")
         self.actor = copy.deepcopy(policy.agent.actor(sampled)).eval().requires_grad_(False)
         for parameter in self.actor.parameters():
-            parameter.data = parameter.data.clone()  # It is part of one large vector, which would be saved.
+            parameter.data = parameter.data.clone()  # Each is part of one large vector, which would be saved.
         self.inputs = _spaces_of(policy.observation_space)
-        """Space of each input of an observation by name, in order."""
+        """Space of each part of an observation by name, in the order of the inputs."""
         self.masked, self.state_size = policy.spaces.masked, self.actor.state_size
         self.action_type = tensor_type(np.dtype(policy.action_space.dtype or np.float32))
         self._several = isinstance(policy.observation_space, gym.spaces.Dict)
@@ -91,9 +93,9 @@ class ExportedPolicy(nn.Module):
         return [ACTION, numbers, *([NEXT_STATE] if self.state_size else [])]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return tensors in the order of `output_names`, [n, ...] each.
+        """Compute the outputs of the policy, [n, ...] each, in the order of `output_names`.
 
-        inputs: tensors in the order of `input_names`, [n, ...] each.
+        inputs: tensors, [n, ...] each, in the order of `input_names`.
         """
         named = dict(zip(self.input_names, inputs, strict=True))
         mask, state = named.pop(MASK, None), named.pop(STATE, None)
@@ -103,7 +105,7 @@ class ExportedPolicy(nn.Module):
         return found if state is None or not self.state_size else (*found, state)
 
     def examples(self, count: int) -> tuple[Tensor, ...]:
-        """Return example inputs with `count` rows, to trace the module with."""
+        """Return example inputs with `count` rows, for tracing the module."""
         found = [
             torch.zeros((count, *(space.shape or ())), dtype=tensor_type(np.dtype(space.dtype)))
             for space in self.inputs.values()
@@ -113,7 +115,8 @@ class ExportedPolicy(nn.Module):
 
 
 def describe(facts: Mapping[str, Any]) -> str:
-    """Return what an export contains and how it was checked. facts: the content of its JSON file."""
+    """Return a sentence on what an export contains and how it was checked. facts: content of the export's
+    JSON file."""
     checked = facts["checked"]
     content = f"{facts['head']} actions of session {facts['session']} at frame {facts['frame']:,}"
     difference = f"largest difference from the policy on {checked['observations']} observations"
@@ -128,12 +131,13 @@ def export(
     sampled: bool = False,
     out: Path | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Write the policy of a run, and `<name>.json` beside it. Return the path and the content of the latter.
+    """Export the policy of a run to a file, and write `<name>.json` beside it. Return the path of the export
+    and the content of `<name>.json`.
 
-    session: number of the session, None for the one with the highest evaluation score; sampled: whether
-    actions are sampled rather than greedy; out: path of the file, None for one in `exports/` of the run
-    folder. Raises InputError if there is no such policy or it cannot be exported, and ExportError if the file
-    does not choose the same actions as the policy.
+    session: index of the session; None: the session with the highest evaluation score; sampled: whether
+    actions are sampled rather than greedy; out: path of the export; None: a file in `exports/` of the run
+    folder. Raises InputError if there is no such policy or it cannot be exported, and ExportError if the
+    export does not choose the same actions as the policy.
     """
     if form not in get_args(Format):
         raise InputError.value("--format", form, "be onnx or torch")
@@ -166,18 +170,19 @@ def export(
 
 @dataclass(frozen=True)
 class Recorded:
-    """Steps that the policy has played in the environment."""
+    """Steps that were played in the environment, with the policy's actions."""
 
     inputs: Arrays
-    """Inputs of the module except for the state. [steps, ...] each"""
+    """Inputs of the exported module by name, except for the recurrent state. [steps, ...] each"""
     start: NDArray[np.bool_]
     """Whether each step is the first of its episode. [steps]"""
     actions: NDArray
-    """Greedy actions. [steps, *action]"""
+    """Greedy action of the policy in each step. [steps, *action]"""
 
 
 def _record(policy: LoadedPolicy) -> Recorded:
-    """Play and record steps, a quarter of them with random actions for more varied observations."""
+    """Play and record STEPS steps, a quarter of them with random actions so that observations are more
+    varied."""
     env, chance = policy.env(), np.random.default_rng(0)
     names = list(_spaces_of(policy.observation_space))
     rows: list[Arrays] = []
@@ -213,14 +218,14 @@ def _spaces_of(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
 
 
 Call = Callable[[Arrays], Arrays]
-"""Maps inputs by name to outputs by name."""
+"""Function that maps a dict of inputs by name to a dict of outputs by name."""
 
 
 def _played(call: Call, module: ExportedPolicy, recorded: Recorded) -> Arrays:
-    """Return the outputs of a form of the module for recorded observations, [steps, ...] each.
+    """Return the outputs for recorded observations, [steps, ...] each. call: the module in one of its forms.
 
-    With a recurrent state, steps are computed one after another; otherwise all at once, and the first one
-    again as a batch of one.
+    With a recurrent state, steps are computed one after another. Otherwise all steps are computed at once,
+    and the first step again as a batch of one.
     """
     if not module.state_size:
         found = call(recorded.inputs)
@@ -236,7 +241,7 @@ def _played(call: Call, module: ExportedPolicy, recorded: Recorded) -> Arrays:
 
 
 def _eager(module: Callable[..., Sequence[Tensor]], policy: ExportedPolicy) -> Call:
-    """Return a PyTorch module as a function of arrays."""
+    """Wrap a PyTorch module as a function that takes and returns arrays."""
 
     def call(inputs: Arrays) -> Arrays:
         with torch.no_grad():
@@ -247,7 +252,8 @@ def _eager(module: Callable[..., Sequence[Tensor]], policy: ExportedPolicy) -> C
 
 
 def _check_greedy(policy: LoadedPolicy, module: ExportedPolicy, recorded: Recorded) -> None:
-    """Raise ExportError unless the module chooses greedy actions of the policy, or equally good ones."""
+    """Raise ExportError unless the module chooses the greedy actions of the policy, or actions that are
+    equally good."""
     found = _played(_eager(module, module), module, recorded)
     count = len(recorded.actions)
     actions, numbers = (found[name][:count] for name in module.output_names[:2])
@@ -271,9 +277,10 @@ def _check_greedy(policy: LoadedPolicy, module: ExportedPolicy, recorded: Record
 
 
 def _check(module: ExportedPolicy, form: Format, path: Path, recorded: Recorded) -> float:
-    """Return the largest difference of the numbers from which actions are chosen.
+    """Return the largest difference between an export and its policy in the numbers from which actions are
+    chosen.
 
-    Raises ExportError if it is too large.
+    Raises ExportError if the difference is too large.
     """
     wanted = _played(_eager(module, module), module, recorded)
     found = _played(_runtime(module, form, path), module, recorded)
@@ -290,7 +297,8 @@ def _refuse_beyond(difference: float, what: str) -> None:
 
 
 def _difference(found: NDArray, wanted: NDArray, scale: NDArray | float = np.inf) -> float:
-    """Return the largest difference, relative to `scale`, or for numbers above 1 where that is infinite or 0.
+    """Return the largest difference between two arrays, relative to `scale`. Where `scale` is infinite or 0,
+    the difference is absolute for numbers up to 1 and relative for larger ones.
 
     found, wanted: [steps, ...] each; scale: [...].
     """
@@ -299,7 +307,7 @@ def _difference(found: NDArray, wanted: NDArray, scale: NDArray | float = np.inf
 
 
 def _runtime(module: ExportedPolicy, form: Format, path: Path) -> Call:
-    """Return the exported file as a function of arrays."""
+    """Load an exported file as a function that takes and returns arrays."""
     if form == "torch":
         return _eager(torch.export.load(path).module(), module)
     import onnxruntime
@@ -313,7 +321,7 @@ def _runtime(module: ExportedPolicy, form: Format, path: Path) -> Call:
 
 
 def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
-    """Trace the module for any batch size, and write it."""
+    """Trace the module for any batch size, and write the result to `path`."""
     batch = torch.export.Dim("batch")
     examples = module.examples(2)
     shapes = (tuple({0: batch} for _ in examples),)
@@ -323,7 +331,7 @@ def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
         lines = str(error).strip().splitlines() or [""]
         name = type(module.actor.network).__name__
         why = f"torch.export of {name} fails with {type(error).__name__}: {lines[0]}"
-        fix = "Its forward(), and a `layout` of its own, must compute with tensors alone"
+        fix = "Its forward(), and its `layout` if it defines one, must compute only with tensors"
         raise InputError.unsupported("agent.network", why, fix) from error
     if form == "torch":
         torch.export.save(program, path)
@@ -342,7 +350,7 @@ def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the output of the exporter."""
+    """Context manager: suppress the output of the exporter."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,5 @@
-"""Find a run or an experiment by its folder or as the latest in ./runs; complete folders for the shell."""
+"""Find a run or an experiment by its folder, or the latest one in ./runs. Also provides the shell completion
+of folders."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ RUNS = Path("runs")
 """Default folder of runs."""
 
 _MARKERS = (f"*/{MARKER}", f"*/*/{MARKER}")
-"""Patterns of the markers of runs in that folder and in its experiments."""
+"""Glob patterns of the markers of runs in ./runs and in its experiments."""
 
 SHOWN = 20
-"""Largest number of folders that a message lists."""
+"""Maximum number of folders that a message lists."""
 
 Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export", "wandb"]
-"""The commands and functions that go back to a run."""
+"""Commands and functions that use an earlier run."""
 
 _TYPED: dict[Verb, tuple[str, str]] = {
     "resume": ("+resume", "labrl +resume="),
@@ -43,7 +44,7 @@ _TYPED: dict[Verb, tuple[str, str]] = {
     "wandb": ("folders", "labrl-wandb "),
     "start_from": ("start_from.run", "labrl start_from.run="),
 }
-"""For each verb, the key that names the run, for messages, and the command line up to the folder."""
+"""For each verb, the key that names the run in messages, and the command line up to the run folder."""
 
 TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswith("+"))
 """Arguments whose value is a run folder, or `latest`."""
@@ -52,10 +53,10 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 def find_run(which: str, edits: Sequence[str], verb: Verb) -> Run:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
-    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Only edits that choose an
-    option of a group count, such as env=pong. If the newest run is a trial of an experiment, the best
-    matching trial is returned, and a line is printed; with the verb `resume`, it is refused. Raises
-    InputError if there is no such run.
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Of the edits, only choices of a
+    group's option, such as env=pong, are compared. If the newest run is a trial of an experiment, the best
+    matching trial is returned and a line is printed; the verb `resume` refuses a trial of an experiment.
+    Raises InputError if there is no such run.
     """
     if not which.strip():
         why = "it is empty, perhaps because a shell variable is not set"
@@ -72,7 +73,7 @@ def find_experiment(which: str) -> Experiment:
     """Return the experiment folder `which`, or for `latest` the newest one in ./runs.
 
     `which` may also be a pattern that matches one folder, such as runs/*ppo*. Raises InputError if there is
-    none.
+    no such experiment.
     """
     if which != "latest":
         return _named_experiment(_path_of(which, "+resume", runs=False))
@@ -93,7 +94,7 @@ def newest_folder() -> Path:
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:
-    """Return the chosen option by group, without groups that only log, such as wandb."""
+    """Return the options that `edits` choose, by group, without groups that only log, such as wandb."""
     pairs = (override.split("=", 1) for override in edits if "=" in override)
     return {
         name: value.removeprefix(RECORDED)
@@ -103,7 +104,7 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
 
 
 def completions(line: str) -> list[str] | None:
-    """Return completions of the last argument of a command line, or None if Hydra completes it.
+    """Return the completions of the last argument of a command line; None if Hydra must complete it.
 
     Folders are completed one level at a time. A folder that may contain runs ends with a slash.
     """
@@ -134,14 +135,15 @@ def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Ver
 
     place = os.path.relpath(experiment)
     if verb == "resume":
-        fix = f"Resume all of it with labrl -m +resume={place}, or {_trials_of(experiment, verb)}"
+        fix = f"Resume the whole experiment with labrl -m +resume={place}, or {_trials_of(experiment, verb)}"
         raise InputError.usage("+resume=latest", "the newest run is part of an experiment", fix)
     best = best_trial(experiment, lambda run: _chosen_as(run, wanted))
     if best is None:
         among = f" with {_formatted(wanted)}" if wanted else ""
-        say(f"{place}: no trial{among} has a return yet. Using the newest, {newest.path.name}")
+        say(f"{place}: no trial{among} has a return yet. Using the newest trial, {newest.path.name}")
         return newest
-    say(f"The newest is the experiment {place}. Using its best trial, {best.run.name}, with {best.result}")
+    newest_is = f"The newest run is part of the experiment {place}"
+    say(f"{newest_is}. Using its best trial, {best.run.name}, with {best.result}")
     return best.run
 
 
@@ -168,15 +170,15 @@ def _formatted(wanted: Mapping[str, str]) -> str:
 
 
 def _chosen_as(run: Run, wanted: Mapping[str, str]) -> bool:
-    """Return whether a run has these options."""
+    """Return whether a run was started with the options `wanted`, given by group."""
     with suppress(LabrlError):
         return not wanted or wanted.items() <= run.choices.items()
     return False
 
 
 def _opened(kind: type[AnyFolder], *markers: str) -> tuple[list[AnyFolder], LabrlError | None]:
-    """Return the folders in ./runs from the newest to the oldest, and the error of one that another version
-    of labrl has written. markers: patterns of their markers."""
+    """Return the runs or experiments in ./runs, newest first, and the error of a folder that only another
+    version of labrl can read, or None. markers: glob patterns of the folders' markers."""
     found: list[AnyFolder] = []
     refusal = None
     for marker in (path for pattern in markers for path in RUNS.glob(pattern)):
@@ -188,10 +190,11 @@ def _opened(kind: type[AnyFolder], *markers: str) -> tuple[list[AnyFolder], Labr
 
 
 def _path_of(which: str, key: str, runs: bool = True) -> Path:
-    """Return a path, or the only run or experiment that a pattern such as runs/*ppo* matches.
+    """Return the path `which`, or the only run or experiment that the pattern `which`, such as runs/*ppo*,
+    matches.
 
-    key: names the run; runs: whether the pattern may match a run. Raises InputError if it does not match
-    exactly one folder.
+    key: the key that names the run, for messages; runs: whether the pattern may match a run. Raises
+    InputError if the pattern does not match exactly one folder.
     """
     path = Path(os.path.expanduser(which))
     if path.exists() or not glob.has_magic(which):
@@ -218,7 +221,7 @@ def _named_run(path: Path, verb: Verb) -> Run:
         why, fix = "it is part of a run", f"Name the run folder, {path.parent}"
     elif is_experiment(path):
         why, fix = "it is an experiment", _trials_of(path, verb)
-        whole = f"Resume all of it with labrl -m +resume={path}, or {fix}"
+        whole = f"Resume the whole experiment with labrl -m +resume={path}, or {fix}"
         fix = whole if verb == "resume" else fix[0].upper() + fix[1:]
     elif trials:
         listed = "".join(f"\n  {trial}" for trial in trials)
@@ -244,10 +247,10 @@ def _named_experiment(path: Path) -> Experiment:
 def _lost(path: Path, what: str, marker: str, known: Sequence[Path]) -> InputError:
     """Return the error for a path that is not the folder of a run or an experiment.
 
-    what: what it should be; marker: the file that it lacks; known: the folders that there are.
+    what: "run" or "experiment"; marker: name of the file that the folder lacks; known: the existing folders.
     """
     why = f"it is not the folder of a labrl {what}, because it contains no {marker}"
-    fix = _near(path, known).strip() or f"By default, it is in {RUNS}/; latest is the newest one"
+    fix = _near(path, known).strip() or f"By default, folders are in {RUNS}/; latest names the newest one"
     return InputError.not_found(path, why if path.exists() else "it does not exist", fix)
 
 
@@ -256,7 +259,7 @@ def _near(path: Path, folders: Iterable[Path]) -> str:
     known = {_within_runs(folder): os.path.relpath(folder) for folder in folders}
     by_name = {
         name: folder for name, folder in known.items() if os.sep not in name
-    }  # trials are only numbered
+    }  # the names of trials are only numbers
     matches = [known[name] for name in nearest(_within_runs(path), known)]
     return suggested(matches or [by_name[name] for name in nearest(path.name, by_name)])
 

@@ -1,4 +1,4 @@
-"""An earlier run that is continued, repeated or forked: its configuration, edits, and what contradicts it."""
+"""An earlier run that is continued, repeated or forked: its configuration, edits, and contradictions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ _ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 
 
 class Again(ABC):
-    """An earlier run and edits of its recorded configuration, to be planned in its folder or in a new one."""
+    """An earlier run and edits of its configuration, from which a run is planned in the same or a new
+    folder."""
 
     def __init__(
         self,
@@ -52,40 +53,43 @@ class Again(ABC):
         force: bool = False,
         config_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """edits: overrides that change its configuration; force: whether they may contradict its past;
-        config_dir: folder with the user's own groups, None for that of the run."""
+        """past: the earlier run; edits: overrides that change its configuration; force: whether the edits may
+        contradict the past of the run; config_dir: folder with the user's own groups; None: the folder that
+        the run used."""
         self.past, self.edits, self.force = past, [one for one in edits if not is_hydras(one)], force
         self.hydras = [one for one in edits if is_hydras(one)]
-        """The overrides for Hydra, such as `hydra.run.dir`."""
+        """Overrides for Hydra, such as `hydra.run.dir`."""
         self.config_dir = past.config_dir if config_dir is None else os.path.abspath(config_dir)
         note_typed(self.edits)
 
     @property
     def overrides(self) -> list[str]:
-        """The overrides that would compose its configuration: those of the run, and the edits."""
+        """The overrides that would compose the edited configuration: those of the earlier run, followed by
+        the edits."""
         keys = {key_of(one) for one in self.edits}
         return [*(one for one in overrides_of(self.past) if key_of(one) not in keys), *self.edits]
 
     @property
     def choices(self) -> dict[str, str]:
-        """The option of each group."""
+        """The chosen option of each configuration group."""
         recorded: dict[str, str] = dict(self.past.provenance.get("choices", {}))
         return recorded | {key: value for key, value in map(split_override, self.edits) if key in recorded}
 
     def set_variables(self) -> None:
-        """Set the environment variables that are typed for the run, to which edits may refer."""
+        """Set the environment variables that the command line requests (`hydra.job.env_set`), because edits
+        may refer to them."""
         if any(ENV_SET in one for one in self.hydras):
             typed = compose(self.hydras, self.config_dir, with_hydra=True).hydra.job.env_set
             os.environ.update({str(name): str(value) for name, value in typed.items()})
 
     @property
     def node(self) -> dict[str, Any]:
-        """Keys below `hydra` in the configuration that Hydra calls labrl with."""
+        """Keys below `hydra` in the configuration with which Hydra calls labrl."""
         return {"runtime": {"choices": self.choices}, "overrides": {"task": self.overrides}}
 
     @cached_property
     def edited(self) -> dict[str, Any]:
-        """The configuration of the run with the edits, resolved. Raises InputError."""
+        """The resolved configuration of the earlier run with the edits applied. Raises InputError."""
         prepare(self.config_dir)
         recorded, overrides = completed(self.past.read_config()), overrides_of(self.past)
         # Secrets are not recorded, but references to them are, as in env.kwargs.key=${oc.env:MY_KEY}.
@@ -107,7 +111,8 @@ class Again(ABC):
         repositories: Repositories | None = None,
         elsewhere: bool = False,
     ) -> Composed:
-        """Return the checked configuration `plain` for a run in `folder`; see `plan`. Raises InputError."""
+        """Check the configuration `plain` for a run in `folder`, and return it. The other arguments are those
+        of `plan`. Raises InputError."""
         command = Command(self.overrides, self.choices, self.config_dir, typed, repositories)
         return Composed.of(plain, folder, command, elsewhere)
 
@@ -119,23 +124,24 @@ class Again(ABC):
         repositories: Repositories | None = None,
         elsewhere: bool = False,
     ) -> Run:
-        """Write what the sessions need into the folder of the run, and return the run.
+        """Write the files that the sessions need to the run folder, and return the run.
 
-        folder: that of a new run; typed: the whole command; repositories: the state of the code, if it is
-        known; elsewhere: whether another machine trains it. Raises InputError, before anything is written, if
-        the edits contradict the past of the run.
+        folder: folder for a new run; typed: the complete command line; repositories: the state of the code,
+        if it is known; elsewhere: whether another machine will train the run. Raises InputError, before
+        anything is written, if the edits contradict the past of the run.
         """
 
     def conclude(self, result: TrialResult) -> TrialResult:
-        """Return the result of the trial, after anything that is left to do."""
+        """Do what remains to be done after the trial, and return its result."""
         return result
 
 
 def check_past(run: Run, composes: bool = False) -> Run:
-    """Return an earlier run after a check of its description.
+    """Check the files that describe an earlier run, and return the run.
 
-    composes: whether its overrides are composed again. Raises DamagedFileError if its folder is damaged or
-    incomplete, and InputError if someone else has written it and it names code that is not part of labrl.
+    composes: whether the overrides of the run will be composed again. Raises DamagedFileError if the run
+    folder is damaged or incomplete, and InputError if someone else has written the folder and it names code
+    that is not part of labrl.
     """
     config = run.read_config()
     check_recorded(run, config, [one for one in run.overrides if not is_hydras(one)], composes)
@@ -143,7 +149,7 @@ def check_past(run: Run, composes: bool = False) -> Run:
 
 
 def edited_config(run: Run) -> dict[str, Any]:
-    """Return the configuration in `config.yaml` of a run, which the user may have edited.
+    """Return the configuration in the `config.yaml` of a run, including edits by the user.
 
     Raises DamagedFileError if the file is missing, cannot be read or lacks keys, and InputError if
     someone else has edited it so that it names code that is not part of labrl.
@@ -157,7 +163,7 @@ def edited_config(run: Run) -> dict[str, Any]:
         if not isinstance(edited, dict) or not edited:
             raise ValueError("it contains no keys")
     except FileNotFoundError as error:
-        raise DamagedFileError.about(path, "it is missing: restore it from a copy", _ORIGINAL) from error
+        raise DamagedFileError.about(path, "it is missing. Restore it from a copy", _ORIGINAL) from error
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         told = " ".join(str(error).split())
         if isinstance(error, RecursionError):
@@ -178,7 +184,7 @@ def edited_config(run: Run) -> dict[str, Any]:
 
 
 def overrides_of(run: Run) -> list[str]:
-    """Return the overrides that compose a run again, without those for Hydra."""
+    """Return the overrides that reproduce the configuration of a run, without those for Hydra."""
     from labrl.config.presets import is_labrls  # imports Hydra
 
     overrides = [override for override in run.overrides if not is_hydras(override)]
@@ -220,18 +226,19 @@ def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str]
 
 
 def described(change: Change) -> str:
-    """Return the key with its old and new value in one line."""
+    """Return a changed key with its old and new values in one line."""
     return f"{change.key} {written(change.old)} -> {written(change.new)}"
 
 
 def row_of(change: Change, edited: Collection[str] = ()) -> tuple[str, str, str, str]:
-    """Return the key, its old and new value, and where it was changed. edited: as in `refusal`."""
+    """Return a key, its old value, its new value, and where it was changed. edited: keys that were changed in
+    `config.yaml`."""
     source = "edited in config.yaml" if change.key in edited else ""
     return change.key, written(change.old), written(change.new), source
 
 
 def ways_out(contradicting: Sequence[Change]) -> Iterator[str]:
-    """Yield lines that say what to type instead."""
+    """Yield lines that say which overrides keep the old values, or permit the contradiction."""
     if old := [typed_override(one.key, one.old) for one in contradicting if one.pinnable]:
         yield f"To keep the old values: {' '.join(old)}"
     if not all(change.pinnable for change in contradicting):
@@ -240,7 +247,7 @@ def ways_out(contradicting: Sequence[Change]) -> Iterator[str]:
 
 
 def say_differences(differs: Sequence[str]) -> None:
-    """Print why the continuation may not be exact. differs: from the past."""
+    """Print why a continuation may not be exact. differs: what has changed in machine, code and packages."""
     from labrl.trial.summary import say
 
     if differs:

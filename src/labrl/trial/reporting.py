@@ -1,7 +1,7 @@
-"""The report of a run or an experiment, which a separate process makes.
+"""Create the report of a run or an experiment in a separate process.
 
-`python -m labrl.trial.reporting <folder>` is that process. While a run trains, it prepares the report at the
-lowest priority.
+`python -m labrl.trial.reporting <folder>` is the process that makes the report. While a run trains, the
+process prepares the report at the lowest priority.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ if TYPE_CHECKING:
     import polars as pl
 
 LONGEST = 300.0
-"""Longest time for a report, in seconds."""
+"""Maximum time for making a report, in seconds."""
 
 MAKING = "making plots and report.html (Ctrl-C to skip)"
 """Message on the terminal while a report is made."""
 
 PATIENCE = 1.0
-"""Seconds to wait for work at low priority before it is done again at normal priority."""
+"""Seconds to wait for work at low priority before the work is done again at normal priority."""
 
 GO = "make the report"
-"""Line that a prepared process waits for. If its standard input ends instead, it exits without a report."""
+"""Line on standard input that a prepared process waits for. If its input ends instead, it exits without
+making a report."""
 
 MOST_WARNINGS = 8
-"""Largest number of warnings on the terminal."""
+"""Maximum number of warnings that are printed on the terminal."""
 
 _NOT_DEFAULTS = {"seed"}
-"""Keys without a default."""
+"""Keys that have no default to compare with."""
 
 _composing = threading.Lock()
-"""Held by the thread that composes the defaults, because a process has one Hydra configuration."""
+"""Lock of the thread that composes the defaults, because a process has only one Hydra configuration."""
 
 
 def prepare(folder: Path) -> Follower | None:
-    """Start the process that makes the report of the run in `folder`, to prepare it while the run trains.
+    """Start a process that prepares the report of the run in `folder` while the run trains.
 
-    It imports modules, compares the configuration with the defaults and measures the random policy, at the
-    lowest priority. Returns None if it cannot be started. Pass it to `make_report`, or `dismiss` it.
+    The process imports modules, compares the configuration with the defaults and measures the random policy,
+    at the lowest priority. Returns the process, to be passed to `make_report` or `dismiss`; None if it cannot
+    be started.
     """
     try:
         return _started(folder, "--wait")
@@ -70,7 +72,7 @@ def prepare(folder: Path) -> Follower | None:
 
 
 def dismiss(prepared: Follower | None) -> None:
-    """End a prepared process without a report."""
+    """End a process from `prepare` without making a report."""
     if prepared is not None:
         prepared.kill()
 
@@ -78,8 +80,8 @@ def dismiss(prepared: Follower | None) -> None:
 def make_report(folder: Path, prepared: Follower | None = None) -> Path | None:
     """Make statistics, plots and `report.html` of the run or experiment in `folder`.
 
-    prepared: the process from `prepare`. Returns the path of the report. If it fails or is ended by
-    Ctrl-C, prints a line and returns None. Raises only Stopped.
+    prepared: the process from `prepare`, if there is one. Returns the path of the report. If making the
+    report fails or is ended by Ctrl-C, prints a line and returns None. Raises only Stopped.
     """
     from labrl.trial.summary import how_to_report, say
 
@@ -103,7 +105,8 @@ def _started(folder: Path, *flags: str) -> Follower:
 
 
 def _in_a_process(folder: Path, prepared: Follower | None) -> Path:
-    """Return the path of the report. Raises RuntimeError with the process's last line if it failed."""
+    """Make the report in a process, and return its path. Raises RuntimeError with the process's last line if
+    the process fails."""
     process = prepared or _started(folder)
     try:
         if prepared is not None:
@@ -118,10 +121,10 @@ def _in_a_process(folder: Path, prepared: Follower | None) -> Path:
 
 
 def changed_keys(folder: Run) -> list[dict[str, Any]] | None:
-    """Return the values that differ from the defaults of agent and environment.
+    """Return the values of a run's configuration that differ from the defaults for its agent and environment.
 
-    The defaults are those of the installed version of labrl. Returns None if they cannot be composed, for
-    example because a required value or the folder of the user's groups is missing.
+    The defaults are those of the installed version of labrl. Returns None if the defaults cannot be composed,
+    for example because a required value or the folder of the user's groups is missing.
     """
     from labrl.config.compose import compose, to_plain
 
@@ -143,9 +146,9 @@ def changed_keys(folder: Run) -> list[dict[str, Any]] | None:
 
 
 def record_changes(folder: Run) -> None:
-    """Write `changed_keys` to `changed.json`, if they are known.
+    """Write the result of `changed_keys` to `changed.json`, unless it is None.
 
-    A file that is newer than the configuration, which a resume may have changed, is kept.
+    A `changed.json` that is newer than `config.yaml` is kept; a resume may have changed `config.yaml`.
     """
     with _composing:
         with contextlib.suppress(OSError):
@@ -156,7 +159,7 @@ def record_changes(folder: Run) -> None:
 
 
 def finish_experiment(folder: Path, report: bool) -> None:
-    """Make what the trials have left to be made: videos of killed trials and, if wanted, the report."""
+    """Make the videos that killed trials have not made and, if requested, the report of the experiment."""
     from labrl.trial.summary import say
 
     _make_videos(folder)
@@ -168,7 +171,7 @@ def finish_experiment(folder: Path, report: bool) -> None:
 
 
 def _make_videos(folder: Path) -> None:
-    """Make the videos that a killed run or trial in `folder` has left to be made."""
+    """Make the videos that killed runs or trials in `folder` have not made."""
     for marker in (*folder.glob(MARKER), *folder.glob(f"*/{MARKER}")):
         with contextlib.suppress(LabrlError, OSError):
             run = Run.open(marker.parent)
@@ -197,12 +200,12 @@ def report_on(
     options: Mapping[str, Any],
     stages: bool = False,
 ) -> None:
-    """Run `labrl-report`: make the report, and print the table and the path of the report.
+    """Make the report, and print its table and its path, as `labrl-report` does.
 
     places: folders, globs or `latest`; out: folder for the files; by: see `group_runs`; form: format of the
-    table, `md`, `csv` or `latex`, for which nothing else is printed on standard output, or formats for
-    `write_paper`; options: those of `write_paper`; stages: whether to print only the comparison in stages.
-    Raises InputError.
+    table (`md`, `csv` or `latex`; only the table is then printed on standard output), or formats for
+    `write_paper`; options: further arguments of `write_paper`; stages: whether to print only the comparison
+    in stages. Raises InputError.
     """
     places = [str(newest_folder()) if place == "latest" else place for place in places]
     if stages:
@@ -215,7 +218,7 @@ def report_on(
     if options and not form:
         name = next(iter(options))
         flag = f"--{ {'names': 'name', 'seeds': 'no-seeds'}.get(name, name) }"
-        why = "it is an option of the table and figures of a paper"
+        why = "it is an option for the table and figures of a paper"
         raise InputError.usage(flag, why, "Add --format latex,pdf")
     if options or form not in (None, "md", "csv", "latex"):
         from labrl.analysis.paper import write_paper
@@ -257,7 +260,7 @@ def report_on(
         if "search" in built.statistics:  # The rows are the trials, each on the seeds of the search.
             print(built.verdict)
     else:
-        # A CSV file has no comments, and a column for each key.
+        # A CSV file has no comments, but a column for each key.
         text = {"csv": as_csv(rows), "md": f"{as_markdown(rows)}\n{LEGEND}\n"}
         text["latex"] = f"% {LEGEND}\n{as_latex(rows)}"
         for caption, lines in keys.items():
@@ -270,7 +273,8 @@ def report_on(
 
 
 def _print(rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Sequence[str]) -> None:
-    """Print the table on the terminal, by environment, then the tables `keys`, by caption."""
+    """Print the table of the groups, then the tables `keys` by caption, and then warnings, on the
+    terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -296,10 +300,12 @@ def _print(rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Se
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the report of a folder and print its path. Returns the exit code."""
+    """Make the report of a folder, and print its path. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.reporting", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder or an experiment folder")
-    parser.add_argument("--wait", action="store_true", help="start after a line on standard input")
+    parser.add_argument(
+        "--wait", action="store_true", help="prepare the report, and make it after a line on standard input"
+    )
     args = parser.parse_args(argv)
     collect_seldom()
     try:
@@ -326,8 +332,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _get_ready(folder: Path, told: threading.Event) -> None:
     """Measure the random policy, import modules and compose the defaults, at the lowest priority.
 
-    The measurement runs in a separate process, because PyTorch would occupy memory during the training. told:
-    set when the report is to be made.
+    The measurement runs in a separate process, because PyTorch would otherwise occupy memory during the
+    training. told: event that is set when the report must be made.
     """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # The new process inherits it.

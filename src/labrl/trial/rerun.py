@@ -1,4 +1,4 @@
-"""`labrl +rerun` repeats a run in a new folder, and compares the results."""
+"""`labrl +rerun` repeats a run in a new folder, and compares the results of the two runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
 
 UNTIMED = frozenset({"wall", "fps", "end"})
-"""Columns that differ between identical runs: times, and a mark that runs of older versions lack."""
+"""Columns that are not compared: measured times, and `end`, which runs of older versions of labrl lack."""
 
 TABLES = ("train", "eval")
 
 
 class Rerun(Again):
-    """A run that is repeated."""
+    """An earlier run that is repeated in a new folder."""
 
     def plan(
         self,
@@ -31,8 +31,8 @@ class Rerun(Again):
         repositories: Repositories | None = None,
         elsewhere: bool = False,
     ) -> Run:
-        """Plan a new trial. Raises InputError with a table if edits contradict the values of the run, and for
-        a fork, whose first frames another run has played."""
+        """Plan a new trial that repeats the run. Raises InputError, with a table, if edits contradict the
+        values of the run, and also if the run is a fork, because another run has played its first frames."""
         # Imported late: a misspelled override must not wait for PyTorch.
         from labrl.trial.summary import say
         from labrl.trial.trial import plan_trial
@@ -51,7 +51,8 @@ class Rerun(Again):
         return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))
 
     def conclude(self, result: TrialResult) -> TrialResult:
-        """Record in the result and its folder whether it equals the earlier run."""
+        """Record in the result and in the run folder whether the metric rows equal those of the earlier
+        run."""
         equal, result.comparison = compare(self.past, result)
         if not equal:
             result.exit_code = result.exit_code or FAILED
@@ -62,7 +63,7 @@ class Rerun(Again):
 def compare(then: Run, result: TrialResult) -> tuple[bool, str]:
     """Return whether the metric rows of a repetition equal those of the run `then`, and a message.
 
-    Rows are compared up to the end of the shorter run, but a finished repetition must not have fewer rows
+    Rows are compared up to the end of the shorter run, except that a finished repetition must have all rows
     within its budget.
     """
     budgets = then.config["env"]["max_frame"], Run.open(result.folder).config["env"]["max_frame"]
@@ -77,7 +78,7 @@ def compare(then: Run, result: TrialResult) -> tuple[bool, str]:
             old, new = session.read_rows(table), repeated.read_rows(table)
             if budgets[1] < budgets[0]:
                 old = [row for row in old if row["frame"] <= budgets[1]]
-            # The row at the end of a budget is missing in a run that went further.
+            # A run that went further lacks the row at the end of the smaller budget.
             ends = session.furthest("frame"), repeated.furthest("frame")
             old, new = _without_end(old, new, ends[1]), _without_end(new, old, ends[0])
             difference = _first_difference(old, new, whole=session.index in finished)
@@ -93,9 +94,9 @@ def compare(then: Run, result: TrialResult) -> tuple[bool, str]:
 def _without_end(
     rows: list[dict[str, Any]], others: list[dict[str, Any]], furthest: float
 ) -> list[dict[str, Any]]:
-    """Return rows without the one that exists only because the budget ended, if another run went further.
+    """Return rows without the row that exists only because the budget ended, if another run went further.
 
-    others: the rows of that run; furthest: its last frame.
+    others: the rows of the other run; furthest: last frame of the other run.
     """
     frames = {row["frame"] for row in others}
     return [
@@ -106,7 +107,8 @@ def _without_end(
 
 
 def _first_difference(old: list[dict[str, Any]], new: list[dict[str, Any]], whole: bool) -> str | None:
-    """Return a message about the first different row, or None. whole: whether `new` is complete."""
+    """Return a message about the first row that differs, or None. whole: whether `new` must have all rows of
+    `old`."""
     for then, now in zip(old, new, strict=False):
         for column in {**then, **now}:
             one, other = then.get(column), now.get(column)

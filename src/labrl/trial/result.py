@@ -13,23 +13,25 @@ from labrl.run.session import SessionResult
 
 @dataclass(kw_only=True, repr=False)
 class TrialResult:
-    """The outcome of one trial, which `labrl.train` returns. Its `repr` is a short summary."""
+    """The result of one trial, as `labrl.train` returns it. Its `repr` is a short summary."""
 
     folder: Path
-    """The run folder, with everything that the trial wrote."""
+    """The run folder, which contains everything that the trial wrote."""
     seed: int
-    """The seed that was used, given or drawn."""
+    """The seed of the trial, either given or drawn."""
     sessions: list[SessionResult] = field(default_factory=list)
-    """The results of the sessions, in order of their numbers."""
+    """The results of the sessions, in the order of their indices."""
     exit_code: int = DONE
-    """0: all sessions finished; 1: one failed, or a repetition differs; 130 or 143: interrupted."""
+    """0: all sessions finished; 1: a session failed, files are incomplete, or a repetition differs; 130 or
+    143: interrupted."""
     report: Path | None = None
     """`report.html` in the run folder; None if no report was made."""
     comparison: str | None = None
-    """Result of a repetition in one line: whether all metric rows are equal, and the first difference."""
+    """Result of a repetition (`+rerun`) in one line: whether all metric rows are equal, and the first
+    difference; None if the trial is not a repetition."""
 
     lacking: str | None = None
-    """Which files of the run are incomplete and why, in one line; None if none is."""
+    """The incomplete files of the run and the reason, in one line; None if all files are complete."""
 
     @property
     def stopped_at_start(self) -> bool:
@@ -40,7 +42,7 @@ class TrialResult:
 
     @property
     def error(self) -> str | None:
-        """Failure in one line, such as "session 0 failed: ..."; None if nothing failed."""
+        """The failure in one line, such as "session 0 failed: ..."; None if nothing failed."""
         errors = [session.failure for session in self.sessions if session.failure]
         if self.exit_code == FAILED and self.comparison is not None:
             errors.append(f"rerun: {self.comparison}")
@@ -50,7 +52,7 @@ class TrialResult:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean final return of the sessions that did not fail; None without any."""
+        """Mean of `returns`, the final returns of the sessions that did not fail; None if there are none."""
         returns = self.returns
         return sum(returns) / len(returns) if returns else None
 
@@ -76,10 +78,10 @@ class TrialResult:
 
 
 class TrialError(RuntimeError):
-    """Raised for a trial or an experiment that failed or was interrupted, if this was requested."""
+    """Raised with raise_on_failure=True for a trial or an experiment that failed or was interrupted."""
 
     def __init__(self, result: Any) -> None:
-        """result: the outcome of `labrl.train` or `labrl.sweep`, available as the attribute `result`."""
+        """result: the result of `labrl.train` or `labrl.sweep`, which is kept as the attribute `result`."""
         super().__init__(result.error or f"it was interrupted; folder: {result.folder}")
         self.result = result
 

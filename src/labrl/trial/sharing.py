@@ -1,4 +1,4 @@
-"""`labrl-export --card`: a folder with a policy and its description, to upload to the Hugging Face hub."""
+"""`labrl-export --card`: write a policy and its description to a folder, for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from labrl.session.acting import acting_state
 from labrl.trial.loading import load
 
 PACKAGES = ("labrl", "torch", "gymnasium", "ale-py", "mujoco", "numpy")
-"""Packages whose versions the card names."""
+"""Packages whose versions the card lists."""
 
 CURVE, VIDEO = "curve.png", "replay.mp4"
-"""The hub shows a video of this name at the top of the page."""
+"""File names of the learning curve and the video. The hub shows a video with this name at the top of the
+page."""
 
 
 def write_card(
     which: str, folder: Path, session: int | None = None, checkpoint: str = "best", licence: str = "other"
 ) -> Path:
-    """Write the policy of a run, and what describes it, into `folder`. Return the path of `README.md`.
+    """Write the policy of a run and files that describe it to `folder`. Return the path of `README.md`.
 
-    session: number of the session, None for the one with the highest evaluation score. Raises InputError if
-    there is no such policy, or the folder has other files or cannot be written.
+    session: index of the session; None: the session with the highest evaluation score. Raises InputError if
+    there is no such policy, or if the folder contains other files or cannot be written.
     """
     check_installed("--card")
     if folder.exists() and not is_card(folder) and (not folder.is_dir() or any(folder.iterdir())):
@@ -85,7 +86,7 @@ def _text(
     folder: Path,
     licence: str,
 ) -> str:
-    """Return the content of `README.md`: the facts that the hub reads, then the page."""
+    """Return the content of `README.md`: metadata that the hub reads, then the page."""
     env = str(run.config["env"].get("id") or run.env)
     final = final_return(statistics)
     metrics = []
@@ -117,11 +118,11 @@ def _text(
         "## Use\n\n```python\nimport labrl\n\n"
         f'policy = labrl.load("{folder.name}")  # the folder with these files\n'
         "print(policy.evaluate(episodes=10).return_mean)\n```",
-        f"To download it: `hf download <user>/{folder.name} --local-dir {folder.name}`",
+        f"To download the policy: `hf download <user>/{folder.name} --local-dir {folder.name}`",
         f"## Training\n\n```sh\n{command_again(run) or 'not recorded'}\n```",
         markdown_lines(session_rows(statistics), texts=3).rstrip(),
         f"{MEANING.capitalize()}. The weights are those of session {facts['session']} at frame "
-        f"{facts['frame']:,}; `{CONFIG}` has the whole configuration.",
+        f"{facts['frame']:,}; `{CONFIG}` has the complete configuration.",
         f"Versions: {'; '.join(filter(None, [versions, commit]))}.",
     ]
     return "\n\n".join(parts) + "\n"

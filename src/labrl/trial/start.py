@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 def plan_new(composed: Composed) -> Run:
-    """Write the folder of a new run. Raises InputError for wrong input, before anything is written."""
+    """Write the folder of a new run, and return the run. Raises InputError for wrong input, before anything
+    is written."""
     check_environment(composed.plain["env"], composed.command.choices.get("env", ""))
     from labrl.trial.trial import plan_trial
 
@@ -42,7 +43,7 @@ def run_new(composed: Composed) -> TrialResult:
 
 
 def run_again(again: Again, folder: str, typed: Typed) -> TrialResult:
-    """Plan what goes back to an earlier run in `folder`, and train it in this process."""
+    """Plan a run in `folder` that resumes, repeats or forks an earlier run, and train it in this process."""
     sessions = again.past.config["meta"]["max_session"]
     return again.conclude(_run(lambda: again.plan(folder, typed), sessions))
 
@@ -63,10 +64,10 @@ def _run(plan: Callable[[], Run], sessions: int) -> TrialResult:
 def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     """Train the planned run that `order` names, in a process that does nothing else.
 
-    order: the `folder` of the run, the working directory `cwd`, the `label` of the trial's output, the file
-    `log` in the folder that takes the output instead, or None, and `hydra.job_logging` as `logging`. An
-    attempt that was cut off, as by the preemption of a job, is resumed. Returns the exit code, and the error
-    of a trial that failed as a whole.
+    order: `folder`, the run folder; `cwd`, the working directory; `label`, a prefix for lines of the trial's
+    output; `log`, a file in the run folder that receives the output instead, or None; and `logging`, the
+    value of `hydra.job_logging`. A run that was cut off, for example by the preemption of a job, is resumed.
+    Returns the exit code, and the error message if the trial as a whole failed.
     """
     from labrl.envs.probe import keeping_spares
     from labrl.trial.trial import train
@@ -83,7 +84,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
                 run.wait_until_free()
                 with trusting(
                     Trust(everything=True)
-                ):  # What was planned has been checked, perhaps elsewhere.
+                ):  # A planned run has been checked, perhaps on another machine.
                     run = Resume.on_trial(run).plan(str(run.path), run.first_provenance["command"])
             return train(run).exit_code, None
         except FinishedError:

@@ -1,4 +1,4 @@
-"""Weights of another run to start from (`start_from`).
+"""Weights of another run with which a run starts (`start_from`).
 
 The run folder keeps a copy of the loaded weights, so that a session that was killed before its first
 checkpoint starts from the same weights, even if the other run has changed since.
@@ -34,11 +34,11 @@ class Beginning:
     """The weights that the sessions of a trial start from."""
 
     sources: Mapping[int, tuple[LoadedPolicy, Learned]]
-    """Policies of another run, by the number of the session that starts from each."""
+    """Policy of another run and its learned weights, for each session by its index."""
     fit: Fit
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts for the provenance of the run."""
+        """Return the entries about these weights for the provenance of the run."""
         sessions = {
             str(index): {"session": source.session, "frame": source.frame, "sha256": source.checksum}
             for index, (source, _) in self.sources.items()
@@ -53,7 +53,7 @@ class Beginning:
         }
 
     def write(self, run: Run) -> None:
-        """Copy the weights of each session into its folder, and print a summary."""
+        """Copy the initial weights of each session to the session's folder, and print a summary."""
         for index, (source, there) in self.sources.items():
             weights = {name: there.content[name] for name in self.fit.taken}
             statistics = weights.pop(OBSERVATION, {})
@@ -70,9 +70,10 @@ class Beginning:
 
 
 def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | None:
-    """Return the weights that the sessions with these numbers start from; None without `start_from.run`.
+    """Return the weights that some sessions of a trial start from; None without `start_from.run`.
 
-    Raises InputError if there is no such run or checkpoint, or if weights do not fit.
+    numbers: indices of the sessions. Raises InputError if there is no such run or checkpoint, or if weights
+    do not fit.
     """
     asked = config.start_from
     if asked.run is None:
@@ -84,7 +85,7 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
         source = _source(config, None if asked.session == "best" else asked.session)
         sources = dict.fromkeys(numbers, source)
     first, there = next(iter(sources.values()))
-    # Those of a new agent, for their shapes.
+    # The weights of a new agent, for their shapes.
     observation_space, action_space = describe(config.env)
     goals = goals_of(config.env, observation_space)
     num_envs, masked = config.env.config.num_envs, gives_masks(config.env)
@@ -98,13 +99,13 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
     if not here.content.keys() - {OBSERVATION}:
         why = f"{config.agent.target} has no network that could start from weights of another run"
         raise InputError.unsupported(place, why, "Leave start_from out, or choose another agent")
-    # The parts that are asked for, and whether they fit.
+    # The requested parts, and whether they fit.
     named = [asked.parts] if isinstance(asked.parts, str) else asked.parts
     parts = None if named == ["all"] else named
     for part in parts or []:
         if not any(is_in(name, [part]) for name in [*here.content, OBSERVATION]):
             why = f"the agent has no part {part!r}. Its parts are {', '.join(parts_of(list(here.content)))}"
-            why += ", and all names of weights in session_0/networks.txt"
+            why += "; session_0/networks.txt lists the names of all weights"
             raise InputError.about("start_from.parts", why, code="unknown-option")
     found = fit(here, there, parts)
     if found.misfits and not asked.partial:
@@ -116,12 +117,13 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
 
 
 def lacks_beginning(config: TrialConfig, folder: RunSession) -> bool:
-    """Return whether a session needs weights of another run that its folder does not hold."""
+    """Return whether a session still needs the weights of another run because its folder does not contain
+    them."""
     return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
 
 
 def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Learned]:
-    """Return the closed policy of a session of another run, and its learned weights."""
+    """Return the policy of a session of another run, after closing it, and its learned weights."""
     asked = config.start_from
     assert asked.run is not None
     policy = load(asked.run, session, asked.checkpoint, "fp32", "start_from")
@@ -132,7 +134,7 @@ def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Lea
 
 
 def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputError:
-    """Return the error with a table of the weights that do not fit."""
+    """Return the error that shows a table of the weights that do not fit."""
     rows = [("", "here", "there"), *found.misfits[:SHOWN]]
     more = len(found.misfits) - SHOWN
     lines = [
@@ -140,7 +142,7 @@ def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputErro
         f"the agent in env={config.env.config.name}:",
         *align_columns(rows, indent="  "),
         *([f"  and {more} more"] if more > 0 else []),
-        f"To load the other {len(found.taken)} and initialize these: start_from.partial=true",
+        f"To load the other {len(found.taken)} weights and initialize these: start_from.partial=true",
         "To load only some parts: start_from.parts=torso",
     ]
     return InputError("\n".join(lines), code="contradiction", key=KEY)
