@@ -114,7 +114,7 @@ def watch(env: Component) -> Watched:
     backend = backend_class(env)
     watched = backend.watched(env.config)
     if watched is None:
-        # Imported late, because it sets environment variables for pygame and MuJoCo.
+        # Imported late, because only videos and windows need it.
         from labrl.envs.screen import watched_by_labrl
 
         watched = watched_by_labrl(backend, env.config)

@@ -23,14 +23,6 @@ from labrl.envs.protocol import Backend, Transition, Watched
 from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.errors import InputError
 
-# pygame, which Gymnasium renders with, prints a greeting on import, and warnings without screen or sound.
-os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-if sys.platform.startswith("linux") and not (os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    # MuJoCo tries to open a window, which warns, before it renders without a screen.
-    warnings.filterwarnings("ignore", module="glfw")
-
 MODES = ("rgb_array", "rgb_array_list")
 """Values of Gymnasium's `render_mode` for which `render()` returns images."""
 
@@ -127,8 +119,23 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         return values if values.dtype == np.uint8 else values.clip(0, 255).round().astype(np.uint8)
 
 
+def _without_screen() -> None:
+    """Keep the libraries that Gymnasium renders with from printing a greeting, and warnings where there is no
+    screen or sound.
+
+    A process that runs several sessions needs this for each, because each brings its environment variables.
+    """
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    if sys.platform.startswith("linux") and not (os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        # MuJoCo tries to open a window, which warns, before it renders without a screen.
+        warnings.filterwarnings("ignore", module="glfw")
+
+
 def watched_by_labrl(backend: type[Backend], config: Any) -> Watched | None:
     """Make an environment of one of labrl's backends, or of a subclass; None for other backends."""
+    _without_screen()
     if issubclass(backend, AtariEnv):
         return WatchedAtari(config)
     return WatchedGymnasium(config) if issubclass(backend, GymnasiumEnv) else None
