@@ -1,4 +1,4 @@
-"""The checked configuration of a trial that is about to run."""
+"""The checked configuration of a trial that is about to start."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Composed:
-    """The checked configuration of a trial about to start, in two forms, with its folder and command."""
+    """The checked configuration of a trial that is about to start, in two forms, with its run folder and
+    command."""
 
     plain: dict[str, Any]
-    """The configuration with all references resolved, as it is saved and handed to processes."""
+    """The configuration with all references resolved, as it is saved and passed to processes."""
     config: TrialConfig
     """The configuration as typed dataclasses."""
     folder: str
     """The run folder."""
     command: Command
     elsewhere: bool = False
-    """Whether another machine trains it, so that the cores and GPUs of this one do not matter."""
+    """Whether another machine will train the trial, so that the cores and GPUs of this machine do not
+    matter."""
 
     @classmethod
     def of(
         cls, cfg: DictConfig | Mapping[str, Any], folder: str, command: Command, elsewhere: bool = False
     ) -> Composed:
-        """Resolve and check a configuration. Raises InputError."""
+        """Resolve and check a configuration, and return it with its folder and command. Raises InputError."""
         plain = resolved(cfg, command.choices.get("agent", ""))
         check_composed(plain)
         check_start_from(plain["start_from"]["run"], command.overrides)
@@ -50,10 +52,10 @@ class Composed:
 
 
 def resolved(cfg: DictConfig | Mapping[str, Any], agent: str) -> dict[str, Any]:
-    """Return `cfg` in the form of config.yaml, as `to_plain` does.
+    """Convert `cfg` to the form of config.yaml, as `to_plain` does.
 
-    agent: the option of the group `agent`. Raises InputError. An agent that does not fit the environment is
-    refused before its missing values, such as `agent.value.v_min`, are asked for.
+    agent: the option of the group `agent`. Raises InputError. If an agent does not fit the environment and
+    also lacks required values, such as `agent.value.v_min`, the error is about the environment.
     """
     try:
         return to_plain(cfg)
@@ -65,7 +67,8 @@ def resolved(cfg: DictConfig | Mapping[str, Any], agent: str) -> dict[str, Any]:
 
 
 def check_fit(env: Any, agent: str) -> None:
-    """Raise InputError if `agent` does not support the actions of the environment, or if that cannot be made.
+    """Raise InputError if `agent` does not support the environment's actions, or if the environment cannot be
+    made.
 
     env: the group `env` of a configuration as plain data; agent: the option of the group `agent`.
     """
@@ -79,13 +82,14 @@ def check_fit(env: Any, agent: str) -> None:
 
 
 def check_start_from(run: str | None, overrides: Sequence[str]) -> None:
-    """Raise InputError for keys of `start_from` among the `overrides` of a trial that name no run.
+    """Raise InputError if the `overrides` of a trial set other keys of `start_from` but name no run.
 
-    A trial with `start_from.run=null` may have them, because a grid may compare it with others.
+    A trial with an explicit `start_from.run=null` may have such keys, because a grid may compare it with
+    trials that name a run.
     """
     keys = [key_of(override) for override in overrides]
     lone = [override for override, key in zip(overrides, keys, strict=True) if key.startswith("start_from.")]
     if run is None and lone and not {"start_from", "start_from.run"} & set(keys):
         why = "it has no effect without start_from.run, the run whose weights the agent starts from"
-        fix = "Add start_from.run=<run folder>, or leave it out"
+        fix = "Add start_from.run=<run folder>, or leave out the other keys of start_from"
         raise InputError.about(" ".join(lone), why, fix, code="contradiction", key=key_of(lone[0]))

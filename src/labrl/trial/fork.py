@@ -1,7 +1,7 @@
 """`labrl +fork=<run> at=<frame>` starts a new run from a checkpoint of another run, with edits.
 
 A fork is a resume in a new folder: its sessions have the checkpoint, the rows and the episodes of the other
-run up to that frame. Only edits with which the checkpoint cannot be loaded are refused.
+run up to that frame. Edits are refused only if the checkpoint cannot be loaded with them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _FIXED = {
     "agent._target_": "the checkpoint belongs to another agent",
     "start_from.run": "its weights are those of the checkpoint",
 }
-"""Keys that a fork cannot change, and why."""
+"""Keys that a fork cannot change, each with the reason."""
 
 _SHOWN = 12
-"""Largest number of frames that a message lists."""
+"""Maximum number of frames that a message lists."""
 
 
 class Fork(Again):
-    """A run to fork from, and the frame of the checkpoint that the fork starts from."""
+    """A fork to be planned: the run and the checkpoint from which it starts, and its edits."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class Fork(Again):
 
     @classmethod
     def at(cls, past: Run, request: Request, config_dir: str | os.PathLike[str] | None = None) -> Fork:
-        """Return the fork that is requested. Raises InputError without a checkpoint of its frame."""
+        """Return the requested fork of the run `past`. Raises InputError if there is no checkpoint at the
+        requested frame."""
         given = [value for key, value in map(split_override, request.edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
         keep = [f"meta.keep_every={frame}"] if (frame := frame_of(request.at)) else []
@@ -70,19 +71,20 @@ class Fork(Again):
         return cls(past, request.edits, _frame_of(past, request.at, count), config_dir)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `recorded` reads."""
+        """Return the fork as plain data, from which `recorded` restores it."""
         return {"folder": self.folder, "frame": self.frame, "edits": self.edits}
 
     @classmethod
     def recorded(cls, facts: Mapping[str, Any]) -> Fork | None:
-        """Return the fork that an experiment was started with; None if `facts` contain none."""
+        """Return the fork that all trials of an experiment start from; None if `facts`, the recorded data of
+        the experiment, contain none."""
         said = facts.get("fork")
         if not isinstance(said, dict):
             return None
         return cls(check_past(Run.open(said["folder"])), said["edits"], said["frame"])
 
     def of_trial(self, overrides: Sequence[str]) -> Fork:
-        """Return the fork that a trial of an experiment with these overrides is."""
+        """Return the fork of one trial of an experiment. overrides: all overrides of the trial."""
         before = overrides_of(self.past)
         own = [one for one in overrides if one not in before]
         return Fork(self.past, own, self.frame, self.config_dir)
@@ -107,9 +109,9 @@ class Fork(Again):
         return plan_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the changes from the run in the resolved configuration of a trial.
+        """Return the changes of a trial's resolved configuration from that of the forked run.
 
-        Raises InputError for values that contradict the checkpoint, without loading it.
+        Raises InputError for values that contradict the checkpoint. The checkpoint is not loaded.
         """
         changed = self.past.changes(plain)
         for change in changed:
@@ -120,7 +122,7 @@ class Fork(Again):
         then = self.past.config["meta"]
         if sessions > then["max_session"]:
             allowed = f"be at most {then['max_session']}"
-            why = f"further sessions have no checkpoint in {self.folder} to start from"
+            why = f"{self.folder} has no checkpoints for further sessions to start from"
             raise InputError.value("meta.max_session", sessions, allowed, why=why)
         if budget <= self.frame:
             allowed = f"be more than {self.frame}, the frame that the fork starts from"
@@ -128,9 +130,9 @@ class Fork(Again):
         return changed
 
     def _begin(self, changed: Sequence[Change], composed: Composed, run: Run) -> None:
-        """Copy the files of each session into `run`, and write its provenance.
+        """Copy the files of each session to the new run `run`, and write the provenance of `run`.
 
-        Raises InputError, and removes the copies, if the checkpoint cannot be loaded.
+        Raises InputError if the checkpoint cannot be loaded; the copies are then removed.
         """
         from labrl.trial.summary import say
 
@@ -157,7 +159,8 @@ class Fork(Again):
         say_differences(differs)
 
     def _copy(self, old: RunSession, new: RunSession) -> None:
-        """Copy the files of a session up to the frame. Raises InputError if they no longer exist."""
+        """Copy the files of a session up to the frame of the fork. Raises InputError if its checkpoint no
+        longer exists."""
         store = self._store(old)
         replay = store.replay_of(self.frame)
         if replay is None and old.replay.is_dir():
@@ -166,11 +169,11 @@ class Fork(Again):
             replay = old.replay
         try:
             store.copy_past(self.frame, new.checkpoints)
-            for table in (old.train_csv, old.eval_csv):  # The session cuts them to its frame.
+            for table in (old.train_csv, old.eval_csv):  # The session cuts the tables to its frame.
                 if table.exists():
                     copy_synced(table, new.path / table.name)
             if old.episodes.is_dir():
-                # Without the permissions of the files, which may be read-only in an archive.
+                # The permissions of the files are not copied, because they may be read-only in an archive.
                 new.episodes.mkdir(exist_ok=True)
                 for episode in sorted(old.episodes.iterdir()):
                     shutil.copyfile(episode, new.episodes / episode.name)
@@ -188,14 +191,14 @@ class Fork(Again):
         newest = ", ".join(map(str, store.frames()[: store.keep_last]))
         return InputError.resources(
             f"at={self.frame}",
-            f"the replay buffer of {store.folder.parent} is stored in files, in which training has "
-            "overwritten transitions that the checkpoint needs",
+            f"the replay buffer of {store.folder.parent} is stored in files, and training has overwritten "
+            "transitions there that the checkpoint needs",
             f"Fork at frame {newest}. With meta.keep_every, a run keeps the files of the buffer with each "
             "kept checkpoint; with agent.memory.storage=ram, the buffer is part of every checkpoint.",
         )
 
     def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: Run) -> None:
-        """Raise InputError if a session cannot load its checkpoint, with the key that prevents it."""
+        """Raise InputError, which names the key at fault, if a session cannot load its checkpoint."""
         from labrl.session.run import check_restores
 
         edits = contradictions(changed)
@@ -206,7 +209,7 @@ class Fork(Again):
                 raise self._without_replay(self._store(_session(self.past, 0))) from error
             raise
         except LabrlError as error:
-            # The advice of `loading` is for a resume.
+            # The advice in the error of `loading` is for a resume.
             why = " ".join(str(error.__cause__ or error).split())[:200]
             for change in edits:
                 if len(edits) > 1 and change.pinnable and self._loads(change, run.session(0)):
@@ -229,7 +232,7 @@ class Fork(Again):
 
     def _refused(self, change: Change, why: str) -> InputError:
         keep = f"To keep the old value: {typed_override(change.key, change.old)}" if change.pinnable else ""
-        why = f"{self.folder} at frame {self.frame} cannot be continued with it, because {why}"
+        why = f"{self.folder} at frame {self.frame} cannot be continued with this change, because {why}"
         return InputError.about(described(change), why, keep, code="changed-past", key=change.key)
 
 
@@ -238,9 +241,10 @@ def _session(past: Run, index: int) -> RunSession:
 
 
 def _frame_of(past: Run, at: str | None, count: int) -> int:
-    """Return the frame of the checkpoint at the frame `at`, or in the vector step that reaches it.
+    """Return the frame of the checkpoint at the frame `at`, or at the end of the vector step that reaches
+    `at`.
 
-    count: number of sessions that must have it. Raises InputError if one does not.
+    count: number of sessions that must have the checkpoint. Raises InputError if a session does not have it.
     """
     num_envs = past.config["env"]["num_envs"]
     sessions = [_session(past, index) for index in range(min(count, past.config["meta"]["max_session"]))]
@@ -268,9 +272,12 @@ def _frame_of(past: Run, at: str | None, count: int) -> int:
 
 
 def _kept_frames(frames: Sequence[int], wanted: int | None = None) -> str:
-    """Return a message about the frames that can be forked at. frames: in increasing order."""
+    """Return a message about the frames at which a run can be forked. frames: these frames, in increasing
+    order; wanted: the requested frame."""
     if not frames:
-        return "All sessions have none in common. Set meta.keep_every=<frames> in the run to fork from."
+        return (
+            "No frame has checkpoints of all sessions. Set meta.keep_every=<frames> in the run to fork from."
+        )
     nearest = ""
     if wanted is not None:
         before = [frame for frame in frames if frame < wanted]
@@ -278,4 +285,4 @@ def _kept_frames(frames: Sequence[int], wanted: int | None = None) -> str:
         nearest = f"Nearest: {', '.join(map(str, before[-1:] + after[:1]))}. "
     shown = ", ".join(map(str, frames[-_SHOWN:]))
     more = f" and {len(frames) - _SHOWN} earlier ones" if len(frames) > _SHOWN else ""
-    return f"{nearest}Available: {shown}{more}. With meta.keep_every=<frames>, a run keeps more."
+    return f"{nearest}Available: {shown}{more}. With meta.keep_every=<frames>, a run keeps more checkpoints."

@@ -1,4 +1,4 @@
-"""Policies of trained runs: `labrl.load`."""
+"""Load the policy of a trained run, as `labrl.load` does, and play with it."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ from labrl.trial.past import check_past, completed, edited_config
 from labrl.trial.request import frame_of
 
 AT_ONCE = 16
-"""Largest number of environments that play at once."""
+"""Maximum number of environments that play at the same time."""
 
 Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Results of playing whole episodes with a policy."""
+    """Results of playing complete episodes with a policy."""
 
     returns: NDArray[np.float64]
-    """Undiscounted sums of the raw rewards, in the order of the episodes. [episodes]"""
+    """Undiscounted sum of the raw rewards of each episode. [episodes]"""
     lengths: NDArray[np.int64]
-    """Agent steps. [episodes]"""
+    """Number of agent steps in each episode. [episodes]"""
     seeds: NDArray[np.int64]
-    """Seed with which the environment was reset. [episodes]"""
+    """Seed with which the environment was reset for each episode. [episodes]"""
     truncated: NDArray[np.bool_]
-    """Whether a time limit ended the episode. [episodes]"""
+    """Whether a time limit ended each episode. [episodes]"""
     info: dict[str, NDArray[np.float64]]
-    """Numbers of `env.info_keys` by name, [episodes] each; nan where an episode has none."""
+    """Values of the info entries that `env.info_keys` names, by name, [episodes] each; nan where an episode
+    has no value."""
 
     @property
     def return_mean(self) -> float:
@@ -78,7 +79,7 @@ class Evaluation:
 class LoadedPolicy:
     """The agent of one session, loaded from a checkpoint to act without learning.
 
-    The files of the run are not changed, so the run may still be running.
+    Loading and playing change no files of the run, so the run may still be in progress.
     """
 
     def __init__(
@@ -93,41 +94,41 @@ class LoadedPolicy:
     ) -> None:
         """Load the agent of the run or published policy `past`, whose modules must be importable.
 
-        plain: the resolved configuration; session: number of the session, None for the one with the highest
+        plain: the resolved configuration; session: index of the session; None: the session with the highest
         evaluation score; checkpoint: best, latest, default or a frame; verb: the purpose, for messages;
-        precision: precision of the networks, None for that of the run; num_threads: number of cores to use.
-        Raises InputError if there is no such checkpoint, or if it does not fit the configuration.
+        precision: precision of the networks; None: the precision of the run; num_threads: number of cores to
+        use. Raises InputError if there is no such checkpoint, or if it does not fit the configuration.
         """
         plain = completed(plain)
         config = resolve(plain)
         prefix = "start_from." if verb == "start_from" else ""
         chosen = past.choose_session(session, f"{prefix}session")
         found, self.checkpoint = chosen.choose_checkpoint(checkpoint, f"{prefix}checkpoint")
-        """`best`, `latest`, or `chosen` by its frame."""
+        """Kind of the loaded checkpoint: `best`, `latest`, or `chosen` if it was requested by its frame."""
         assert config.seed is not None
         self.folder = past.path
         """The run folder."""
         self.session = chosen.index
-        """Number of the session."""
+        """Index of the session."""
         self.frame = found.frame
-        """Frames that the session had played."""
+        """Number of frames that the session had played when the checkpoint was written."""
         self.file = found.path.name
-        """Name of the checkpoint's folder."""
+        """Name of the folder of the loaded checkpoint."""
         self.checksum = found.checksum
-        """SHA-256 of the checkpoint's state."""
+        """SHA-256 of the file with the checkpoint's state."""
         self.seed = session_seed(config.seed, self.session)
-        """Seed of the session's streams."""
+        """Seed of the session's random streams."""
         self.config = dict(plain)
-        """The resolved configuration of the run, as plain data: `config["agent"]["lr"]`."""
+        """The resolved configuration of the run as plain data, for example `config["agent"]["lr"]`."""
         self.trial = config
         """The resolved configuration of the run, as typed dataclasses."""
-        # The checkpoint of a session that several ranks train holds the agent of the first of them.
+        # If several ranks train a session, its checkpoint contains the agent of the first rank.
         ranks = 1 + len(found.state.get("ranks", []))
         self.observation_space, self.action_space = describe(config.env)
         masked = gives_masks(config.env)
         num_envs = config.env.config.num_envs // ranks
         self.spaces = Spaces(self.observation_space, self.action_space, num_envs, masked)
-        """Spaces that the agent is built for; the observation space is one array or a flat Dict."""
+        """Spaces for which the agent is built; the observation space is a single array or a flat Dict."""
         images = sees_images(self.observation_space)
         precision = precision or config.meta.precision
         compute = Compute.choose("auto", precision, num_threads, faster_on_gpu=images)
@@ -135,7 +136,7 @@ class LoadedPolicy:
         self.agent, self.transforms, self.clock = copy.agent, copy.transforms, copy.clock
         try:
             with loading(str(found.path)):
-                if isinstance(past, Card):  # it has what acts alone
+                if isinstance(past, Card):  # it contains only the parts that act
                     copy.load(found.state["acting"])
                 else:
                     copy.clock.load_state_dict(found.state["clock"])
@@ -150,22 +151,23 @@ class LoadedPolicy:
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """Networks of the agent by name, including target networks."""
+        """The networks of the agent by name, including target networks."""
         return self.agent.modules()
 
     @property
     def network(self) -> nn.Module:
-        """The network that chooses actions; an `nn.ModuleDict` if several do. Raises InputError if none."""
+        """The network that chooses actions; an `nn.ModuleDict` if there are several. Raises InputError if the
+        agent has none."""
         acting = self.agent.acting_modules()
         if not acting:
             raise InputError.unsupported("network", f"{self.trial.agent.target} has no network")
         return next(iter(acting.values())) if len(acting) == 1 else nn.ModuleDict(acting)
 
     def reset(self, which: NDArray[np.bool_] | None = None, seed: int | None = None) -> None:
-        """Start new episodes. A recurrent network needs this call at the start of each episode.
+        """Start new episodes. With a recurrent network, call this at the start of each episode.
 
-        which: environments of a batch that start an episode, [n]; None: all. seed: seed for drawing actions
-        from now on; None: the stream of random numbers continues.
+        which: whether each environment of the batch starts an episode, [n]; None: all do; seed: seed for
+        drawing actions from now on; None: the current random stream continues.
         """
         if which is None or self._start is None:
             self._start = None
@@ -178,12 +180,12 @@ class LoadedPolicy:
     def act(self, observation: Any, mask: Any = None, greedy: bool = False) -> Any:
         """Return the action for one observation, or the actions for a batch, in the environment's form.
 
-        observation: an observation of the environment before any transform, an array [*obs] or [n, *obs], or
+        observation: an observation of the environment before any transform: an array [*obs] or [n, *obs], or
         a dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], required if the
-        environment provides masks; greedy: whether to return the best action, rather than one chosen as in
-        evaluation, which a stochastic policy draws. A recurrent network keeps its state for the next call
-        until `reset`. Raises InputError for an observation of another space, an empty batch, a missing mask,
-        and if the agent has no greedy actions.
+        environment provides masks; greedy: whether to return the best action rather than an action chosen as
+        in evaluation, where a stochastic policy samples. A recurrent network keeps its state between calls
+        until `reset`. Raises InputError for an observation that is not in the policy's observation space, an
+        empty batch or a missing mask, or if greedy actions are requested of an agent that has none.
         """
         if isinstance(observation, Mapping) and KEY in observation and KEY not in (self._dtype.names or ()):
             mask = observation[KEY] if mask is None else mask
@@ -196,8 +198,8 @@ class LoadedPolicy:
             raise InputError.value("observation", "none", "have at least one row")
         if self._start is not None and len(self._start) != n:
             if is_recurrent(self.trial.agent.config):
-                why = f"a batch of {n} follows one of {len(self._start)}, and the network is recurrent"
-                fix = "Call reset() before a batch of another size"
+                why = f"this batch of {n} follows a batch of {len(self._start)}, but the network is recurrent"
+                fix = "Call reset() before passing a batch of a different size"
                 raise InputError.usage("observation", why, fix)
             self._start = None
         start = np.ones(n, np.bool_) if self._start is None else self._start
@@ -212,7 +214,7 @@ class LoadedPolicy:
         return action[0] if single else action
 
     def env(self, render_mode: RenderMode | None = None) -> SoloEnv:
-        """Make one evaluation environment of the run, with Gymnasium's interface."""
+        """Make a single evaluation environment of the run, with Gymnasium's interface."""
         return SoloEnv(self.trial.env, render_mode)
 
     def evaluate(
@@ -222,10 +224,11 @@ class LoadedPolicy:
         greedy: bool | None = None,
         epsilon: float | None = None,
     ) -> Evaluation:
-        """Play whole episodes, the same as `labrl +enjoy`, and return their results.
+        """Play complete episodes, the same ones as `labrl +enjoy`, and return their results.
 
-        seed: seed of the episodes; greedy: whether to play greedy actions; epsilon: probability of a random
-        action; None: as in the evaluation of the run.
+        episodes: number of episodes; seed: seed of the episodes; greedy: whether to play greedy actions;
+        None: as in the evaluation of the run; epsilon: probability of a random action; None: as in the
+        evaluation of the run.
         """
         _check_whole("episodes", episodes, 1)
         _check_whole("seed", seed, 0)
@@ -244,14 +247,16 @@ class LoadedPolicy:
         )
 
     def vector_env(self, episodes: int) -> VectorEnv:
-        """Make the environments to play `episodes` in."""
+        """Make the environments for playing `episodes` episodes."""
         num_envs = min(episodes, AT_ONCE)
         return make_env(self.trial.env, 0, available_cpus(), evaluation=True, num_envs=num_envs)
 
     def quota(self, num_envs: int, greedy: bool | None, epsilon: float | None) -> Quota:
-        """Return how actions are chosen. Raises InputError if the agent does not support it.
+        """Return how actions are chosen when playing. Raises InputError if the agent does not support the
+        request.
 
-        greedy, epsilon: None for those of the evaluation of the run.
+        greedy: whether to play greedy actions; epsilon: probability of a random action; None: the value of
+        the run's evaluation.
         """
         meta = self.trial.meta
         greedy = meta.eval_greedy if greedy is None else greedy
@@ -272,10 +277,10 @@ class LoadedPolicy:
         seed: int,
         after_step: Callable[[], None] | None = None,
     ) -> Iterator[tuple[int, Played]]:
-        """Yield whole episodes with their numbers from 0, in the order in which they end.
+        """Play complete episodes, and yield the index and the record of each in the order in which they end.
 
-        Environment i of n plays the episodes i, i + n, i + 2 n, ..., so that short episodes do not count more
-        often. Seeds are derived from that of the session, the checkpoint and `seed`.
+        Environment i of n plays the episodes i, i + n, i + 2 n, ..., so that short episodes do not get more
+        weight. Seeds are derived from the seed of the session, the frame of the checkpoint, and `seed`.
         """
         n = env.num_envs
         left = [len(range(i, episodes, n)) for i in range(n)]
@@ -299,11 +304,11 @@ class LoadedPolicy:
             raise InputError.unsupported("greedy=true", why, "Leave out greedy=true")
 
     def close(self) -> None:
-        """End the threads of the agent."""
+        """Stop the threads of the agent."""
         self.agent.close()
 
     def _batch(self, observation: Any) -> tuple[NDArray, bool]:
-        """Return observations as a batch, [n, *obs], and whether a single one was given."""
+        """Return observations as a batch, [n, *obs], and whether a single observation was given."""
         if self._dtype.names is None:
             shape = self.observation_space.shape or ()
             array, single = self._array(observation, "observation", self._dtype, shape)
@@ -328,7 +333,8 @@ class LoadedPolicy:
         return batch, singles.pop()
 
     def _array(self, given: Any, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[NDArray, bool]:
-        """Return one input as a batch, [n, *shape], and whether a single one was given."""
+        """Return one part of the observations as a batch, [n, *shape], and whether a single observation was
+        given."""
         try:
             array = np.asarray(given)
         except ValueError:
@@ -350,10 +356,10 @@ class LoadedPolicy:
         return InputError.value("observation", given, f"be {wanted}", why=trained, code="type")
 
     def _mask(self, mask: Any, count: int, single: bool) -> NDArray[np.bool_] | None:
-        """Return masks of valid actions, [count, flags]; None if the environment provides none."""
+        """Return the masks of valid actions, [count, flags]; None if the environment provides no masks."""
         if mask is None and self.spaces.masked:
-            why = f"env.name={self.trial.env.config.name} provides action masks, and without one the policy "
-            why += "may take invalid actions"
+            why = f"env.name={self.trial.env.config.name} provides action masks. Without a mask, the policy may "
+            why += "take invalid actions"
             raise InputError.missing("mask", why, f"Write act(observation, info['{KEY}'])")
         if mask is None:
             return None
@@ -397,7 +403,7 @@ def load(
 ) -> LoadedPolicy:
     """Load the policy of a run, as `labrl.load` does.
 
-    precision: precision of the networks, None for that of the run; verb: the purpose, for messages.
+    precision: precision of the networks; None: the precision of the run; verb: the purpose, for messages.
     """
     key = "start_from.checkpoint" if verb == "start_from" else "checkpoint"
     card = Path(run).expanduser()

@@ -1,4 +1,4 @@
-"""Playback of recorded episodes from their seed and actions, as a check, in a window or as a video."""
+"""Playback of recorded episodes from their seeds and actions: as a check, in a window, or as a video."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
 
 SMALLEST = 480
-"""Pixels to which one side of smaller images is enlarged in a window."""
+"""Size in pixels to which the shorter side of a smaller image is enlarged in a window."""
 
 LARGEST = 4096
-"""Largest size of a side after enlargement, pixels."""
+"""Maximum size of a side after enlargement, in pixels."""
 
 VIDEO_SMALLEST = 256
-"""Pixels to which the shorter side of smaller images is enlarged in videos."""
+"""Size in pixels to which the shorter side of a smaller image is enlarged in a video."""
 
 VIDEOS = ("best", "last")
-"""Recorded episodes that become videos at the end of a trial."""
+"""Names of the recorded episodes of which videos are made at the end of a trial."""
 
 LONGEST = 1800
-"""Largest number of images in such a video, two minutes of an Atari game at the default frame skip."""
+"""Maximum number of images in a video at the end of a trial: two minutes of an Atari game at the default
+frame skip."""
 
 
 def check(episode: RecordedEpisode) -> str | None:
-    """Play the episode without images. Return how it differs from the record, or None.
+    """Play back an episode without images. Return how it differs from the record; None if it does not.
 
-    Raises InputError if its environment cannot be made.
+    Raises InputError if the environment of the episode cannot be made.
     """
     node = dataclass_of(Component, episode.env, "env")
     env: Backend = node.build(num_envs=1, num_threads=1, evaluation=episode.source == "evaluation")
@@ -60,7 +61,8 @@ def check(episode: RecordedEpisode) -> str | None:
 
 
 class Screening:
-    """An environment with images, in which recorded episodes are played one after the other."""
+    """Context manager with an environment that renders images, for playing back episodes one after
+    another."""
 
     def __init__(self) -> None:
         self._env: Watched | None = None
@@ -75,7 +77,8 @@ class Screening:
             self._env = None
 
     def environment(self, episode: RecordedEpisode) -> Watched:
-        """Return the environment of an episode. Raises InputError if it cannot render images."""
+        """Return the environment of an episode, made if needed. Raises InputError if it cannot render
+        images."""
         if self._env is None or self._made_of != episode.env:
             self.__exit__()
             self._env, self._made_of = watch(dataclass_of(Component, episode.env, "env")), episode.env
@@ -85,7 +88,7 @@ class Screening:
 def to_video(
     episode: RecordedEpisode, path: Path, screening: Screening, longest: int | None = None
 ) -> str | None:
-    """Write the episode as an MP4 file. Return how it differs from the record, or None.
+    """Play back an episode as an MP4 file. Return how it differs from the record; None if it does not.
 
     longest: number of images after which the video ends unchecked; None: no limit. Raises InputError if the
     environment cannot render images or the encoder fails, and OSError if the file cannot be written.
@@ -103,9 +106,11 @@ def to_video(
 
 
 def to_window(episode: RecordedEpisode, window: Window, screening: Screening) -> str | None:
-    """Show the episode at normal speed. Return how it differs from the record, or None.
+    """Play back an episode in a window at normal speed. Return how it differs from the record; None if it
+    does not.
 
-    Raises InputError if the environment cannot render images, and WindowClosedError.
+    Raises InputError if the environment cannot render images, and WindowClosedError if the user closes the
+    window.
     """
     env = screening.environment(episode)
     return _played(episode, env, lambda: window.show(env.picture(), env.frames_per_second))
@@ -114,10 +119,11 @@ def to_window(episode: RecordedEpisode, window: Window, screening: Screening) ->
 def _played(
     episode: RecordedEpisode, env: Backend, look: Callable[[], None], longest: int | None = None
 ) -> str | None:
-    """Play the episode, and call `look` before the first action and after each action.
+    """Play back an episode, and call `look` before the first action and after each action.
 
-    longest: number of calls after which playback ends unchecked. Returns how the episode differs from the
-    record, or None. Raises EnvironmentFailedError if the environment cannot be reset.
+    longest: number of calls after which playback ends without a check; None: no limit. Returns how the
+    episode differs from the record; None if it does not. Raises EnvironmentFailedError if the environment
+    cannot be reset.
     """
     total, steps, over = 0.0, 0, False
     try:
@@ -141,9 +147,9 @@ def _played(
         look()
     if steps != episode.length or not over:
         ended = f"it ended after {steps} steps" if over else f"it had not ended after {steps} steps"
-        return f"{ended}, but after {episode.length} in the record"
+        return f"{ended}, but the recorded episode ended after {episode.length}"
     if total != episode.episode_return:
-        return f"its return is {total:g}, but {episode.episode_return:g} in the record"
+        return f"its return is {total:g}, but the recorded return is {episode.episode_return:g}"
     if checksum(observation[0]) != episode.final_observation:
         return "its last observation differs from the record"
     return None
@@ -154,7 +160,7 @@ class WindowClosedError(Exception):
 
 
 class Window:
-    """A window that shows images. Raises InputError without a display."""
+    """A window that shows images. Raises InputError if there is no display."""
 
     def __init__(self) -> None:
         displays, instead = ("DISPLAY", "WAYLAND_DISPLAY"), "Leave it out to write videos"
@@ -177,7 +183,7 @@ class Window:
         self._due = 0.0
 
     def show(self, picture: NDArray[np.uint8], frames_per_second: float) -> None:
-        """Show an image, and return when the next one is due. Raises WindowClosedError.
+        """Show an image, and wait until the next image is due. Raises WindowClosedError.
 
         picture: RGB, [height, width, 3].
         """
@@ -205,9 +211,9 @@ class Window:
 
 
 def make_videos(run: Run) -> None:
-    """Make the videos of a run that has ended, unless it has them or wants none.
+    """Make the videos of a run that has ended, unless they exist or were not requested.
 
-    A trial that is killed at its end leaves them to the next report or resume.
+    If a trial is killed while it makes its videos, the next report or resume makes them.
     """
     info = run.read_info()
     if info.get("videos_due"):
@@ -247,10 +253,10 @@ def render_videos(run: Run, sessions: Sequence[SessionResult]) -> list[Path]:
 
 
 def replay(request: ReplayRequest) -> int:
-    """Show a recorded episode, and print whether it equals the record.
+    """Play back a recorded episode as a video or in a window, and print whether it equals the record.
 
-    If it cannot be shown, prints a line with the reason, and checks the episode anyway. Returns the exit
-    code, 1 if the episode differs. Raises InputError if there is no such run or episode.
+    If the episode cannot be shown, prints a line with the reason and still checks the episode. Returns the
+    exit code: 1 if the episode differs. Raises InputError if there is no such run or episode.
     """
     window = Window() if request.render == "human" else None
     run = find_run(request.which, [], "replay")
@@ -288,7 +294,8 @@ def replay(request: ReplayRequest) -> int:
 
 
 def _recorded(run: Run, source: Path) -> RecordedEpisode:
-    """Return a recorded episode. Raises InputError if someone else has written its environment's name."""
+    """Read a recorded episode. Raises InputError if someone else wrote it and it names code that is not part
+    of labrl."""
     episode = read_episode(source)
     check_recorded(run, {"env": episode.env})
     return episode
@@ -301,7 +308,8 @@ def _config_dir(run: Run) -> str | None:
 
 
 def _session(run: Run, request: ReplayRequest) -> RunSession:
-    """Return the session with the episode. Raises InputError with the available ones if there is none."""
+    """Return the session that recorded the requested episode. Raises InputError, which lists the available
+    episodes, if no session did."""
     wanted = run.sessions if request.session is None else [run.choose_session(request.session)]
     for session in wanted:
         if (session.episodes / f"{request.episode}.npz").exists():
@@ -316,11 +324,11 @@ def _session(run: Run, request: ReplayRequest) -> RunSession:
     raise InputError.not_found(f"episode={request.episode}", why)
 
 
-# --- videos that every browser plays: H.264 in MP4 files ---
+# --- videos that every browser can play: H.264 in MP4 files ---
 
 
 class EncoderError(Exception):
-    """Raised if the encoder does not accept the images, for instance because they are 100,000 pixels wide."""
+    """Raised if the encoder does not accept the images, for example because they are 100,000 pixels wide."""
 
 
 class Mp4:
@@ -332,10 +340,10 @@ class Mp4:
         self._zoom = 1
 
     def add(self, picture: NDArray[np.uint8]) -> None:
-        """picture: RGB image, [height, width, 3]. An image of another size than the first is scaled to that
-        size.
+        """Append an image to the video. Images of other sizes are scaled to the size of the first image.
 
-        Raises EncoderError, or OSError if the file cannot be written.
+        picture: RGB image, [height, width, 3]. Raises EncoderError if the encoder does not accept the image,
+        and OSError if the file cannot be written.
         """
         import av
 
@@ -353,7 +361,7 @@ class Mp4:
             self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
-        """Write the images that the encoder still holds. Raises ValueError if there were none."""
+        """Write the images that are still in the encoder. Raises ValueError if the video has no images."""
         if self._stream is None:
             raise ValueError("a video needs at least one picture")
         with _refusals():
@@ -377,7 +385,7 @@ class Mp4:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise EncoderError for whatever the encoder does not accept. Errors of the disk stay OSError."""
+    """Context manager: convert errors of the encoder to EncoderError. Errors of the disk remain OSError."""
     import av
 
     try:
@@ -390,10 +398,11 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def write_mp4(path: Path, frames_per_second: float) -> Iterator[Mp4]:
-    """Context manager: replace `path` by a video of the images that are added. After an error the old file
-    stays.
+    """Context manager: replace `path` with a video of the images that are added. If there is an error, the
+    old file is kept.
 
-    Raises ImportError if PyAV is missing, EncoderError, and OSError if the file cannot be written.
+    Raises ImportError if PyAV is missing, EncoderError if encoding fails, and OSError if the file cannot be
+    written.
     """
     import av
 

@@ -1,4 +1,4 @@
-"""Parse `+resume`, `+rerun`, `+fork` and `+enjoy` with their options."""
+"""Parse the overrides `+resume`, `+rerun`, `+fork` and `+enjoy`, and their options."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from labrl.errors import InputError
 from labrl.run.signature import Trust
 
 KINDS = ("resume", "rerun", "fork", "enjoy")
-"""Names whose value is a run."""
+"""Names of the overrides whose value is a run folder or `latest`."""
 
 SIGNED = (*KINDS, "force", "trust")
-"""Names that need a leading plus."""
+"""Names of the overrides that need a leading plus."""
 
 TRUST = "+trust=true. To accept only classes in your own files: --config-dir <their folder>"
-"""How to let labrl import what a run of someone else names."""
+"""Advice in messages: how to permit labrl to import the code that someone else's run names."""
 
 _EXAMPLES = {"at": "<frame>", "force": "true", "trust": "true"} | dict.fromkeys(
     KINDS, "latest or +{name}=<run folder>"
@@ -26,21 +26,22 @@ _EXAMPLES = {"at": "<frame>", "force": "true", "trust": "true"} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class Request:
-    """`+resume=<run>`, `+rerun=<run>`, `+fork=<run>` or `+enjoy=<run>`, and the other overrides."""
+    """A request to use an earlier run (`+resume`, `+rerun`, `+fork` or `+enjoy`), with the other
+    overrides."""
 
     kind: Literal["resume", "rerun", "fork", "enjoy"]
     which: str
     """A run folder, or `latest`."""
     edits: list[str]
-    """The other overrides, which change those of the run, or are options of `+enjoy`."""
+    """The other overrides of the command line: changes of the run's configuration, or options of `+enjoy`."""
     force: bool = False
     """Whether to continue even if new values contradict the past of the run."""
     at: str | None = None
-    """Frame to fork at."""
+    """Frame at which to fork, as given on the command line; None if it is missing."""
 
 
 def frame_of(text: str | float | None) -> int | None:
-    """Return a frame such as 5e4 as an integer, or None if `text` is not a frame."""
+    """Convert a frame such as 5e4 to an integer; None if `text` is not a frame."""
     try:
         number = float("nan" if text is None else text)
         return int(number) if number == int(number) and number >= 0 else None
@@ -49,7 +50,7 @@ def frame_of(text: str | float | None) -> int | None:
 
 
 def trust_in(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> tuple[Trust, list[str]]:
-    """Return what `+trust=true` and --config-dir say about earlier runs, and the other overrides.
+    """Return the trust in earlier runs that `+trust=true` and --config-dir express, and the other overrides.
 
     Raises InputError if +trust is neither true nor false.
     """
@@ -65,9 +66,9 @@ def _check_flag(name: str, given: Mapping[str, str]) -> None:
 
 
 def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | None:
-    """Return the request among `overrides`, or None if they name no earlier run.
+    """Return the request that `overrides` express; None if they name no earlier run.
 
-    multirun: whether -m was typed. Raises InputError for overrides that contradict each other.
+    multirun: whether -m was given. Raises InputError for overrides that contradict each other.
     """
     given, edits = read(overrides, (*SIGNED, "at"))
     kinds = [name for name in given if name in KINDS]
@@ -82,18 +83,20 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
     kind: Any = kinds[0] if kinds else None
     if "at" in given and "fork" not in kinds:
         at = f"at={given['at']}"
-        raise InputError.usage(at, "it is for +fork", f"Type labrl +fork=<run folder> {at}")
+        raise InputError.usage(at, "it is an option of +fork", f"Type labrl +fork=<run folder> {at}")
     if not kinds or ("force" in given and kinds == ["fork"]):
-        why, fix = "it is for +resume and +rerun", "Type labrl +resume=<run folder> +force=true"
+        why, fix = "it is an option of +resume and +rerun", "Type labrl +resume=<run folder> +force=true"
         raise InputError.usage("+force=true", why, fix)
     if len(kinds) > 1:
-        why = "+resume continues a run in its folder, +rerun repeats it, and +fork continues it in a new one"
+        why = (
+            "+resume continues a run in its folder, +fork continues it in a new folder, and +rerun repeats it"
+        )
         fix = f"Leave out +{' or +'.join(kinds)}"
         raise InputError.contradiction(f"+{kinds[1]}", f"+{kinds[0]}", why, fix)
     if multirun and kind == "rerun":
         raise InputError.contradiction("-m", "+rerun", "it repeats a single run", "Leave out -m")
     if multirun and kind == "fork" and any(one.startswith("hydra/sweeper=optuna") for one in edits):
-        why, fix = "its trials start at frame 0", "Type the values of a grid instead: agent.lr=1e-4,3e-4"
+        why, fix = "its trials start at frame 0", "Use a grid of values instead: agent.lr=1e-4,3e-4"
         raise InputError.contradiction("+fork", "hydra/sweeper=optuna", why, fix)
     of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     folder = next((one for one in edits if one.lstrip("+").startswith(f"{of_folder}=")), None)
@@ -106,9 +109,9 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
 
 
 def read(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of the overrides with these names, and the other overrides.
+    """Return the values of the overrides called `names`, by name, and the other overrides.
 
-    Raises InputError for an override with a missing value or a wrong sign, or that is given twice.
+    Raises InputError if an override lacks its value, has a wrong sign, or is given twice.
     """
     given: dict[str, str] = {}
     others = []
@@ -123,8 +126,8 @@ def read(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, st
             fix = f"Type {key}={example}"
             raise InputError.about(one, "it needs a value", fix, code="missing", key=key)
         if one[: one.index(name)] not in (("+",) if name in SIGNED else ("", "+")):
-            sign = "a" if name in SIGNED else "no"
-            raise InputError.about(one, f"it has {sign} plus", f"Type {key}={value}", code="syntax", key=key)
+            verb = "needs a" if name in SIGNED else "takes no"
+            raise InputError.about(one, f"it {verb} plus", f"Type {key}={value}", code="syntax", key=key)
         if name in given:
             raise InputError.contradiction(f"{key}={value}", f"{key}={given[name]}", "", "Leave one out")
         in_quotes = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""

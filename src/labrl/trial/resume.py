@@ -1,6 +1,7 @@
 """`labrl +resume` continues a run in its folder.
 
-`go_back` returns the earlier run of a request: to be resumed, repeated (`rerun.py`) or forked (`fork.py`).
+`go_back` returns the earlier run that a request names, to be resumed, repeated (`rerun.py`) or forked
+(`fork.py`).
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ if TYPE_CHECKING:
 
 
 class FinishedError(InputError):
-    """Raised if every session of the run to resume has used up its budget."""
+    """Raised if every session of the run to be resumed has used up its budget."""
 
 
 def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) -> Again:
-    """Return the earlier run that a request names.
+    """Find the earlier run that a request names, and return it with the request's edits.
 
     Raises InputError if there is none, or if someone else has written it and it names code that is not part
     of labrl.
 
-    config_dir: folder with the user's own groups; None: that of the run.
+    config_dir: folder with the user's own groups; None: the folder that the run used.
     """
     past = check_past(find_run(request.which, request.edits, request.kind), composes=True)
     if request.kind == "fork":
@@ -68,27 +69,29 @@ def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) 
 
 
 class Resume(Again):
-    """A run that `+resume` continues in its folder."""
+    """An earlier run that `+resume` continues in its folder, with edits."""
 
     in_file: frozenset[str] = frozenset()
-    """Keys that were changed in its `config.yaml`."""
+    """Keys that the user has changed in the `config.yaml` of the run."""
 
     @property
     def node(self) -> dict[str, Any]:
-        """Keys below `hydra`, with the folder of the run, which exists."""
+        """Keys below `hydra` in the configuration with which Hydra calls labrl, including the existing run
+        folder."""
         return {**super().node, "run": {"dir": str(self.past.path)}}
 
     @classmethod
     def on_trial(cls, run: Run, force: bool = False, overrides: Sequence[str] | None = None) -> Resume:
-        """Return the resume of `run`, a trial of an experiment that now has these overrides; None: the same
-        as before."""
+        """Return the resume of `run`, a trial of an experiment. overrides: all overrides that the trial has
+        now; None: unchanged."""
         before = overrides_of(check_past(run))
         return cls(run, [one for one in overrides or () if one not in before], force)
 
     def take_edits_of_file(self) -> None:
-        """Add the changes in `config.yaml` of the run to the edits. Those that are typed take precedence.
+        """Add the user's changes in the `config.yaml` of the run to the edits. Edits on the command line take
+        precedence.
 
-        Raises DamagedFileError if the file is damaged, and InputError for wrong values.
+        Raises DamagedFileError if `config.yaml` is damaged, and InputError for wrong values in it.
         """
         file, typed = edited_config(self.past), set(map(key_of, self.edits))
         found = [change for change in self.past.changes(file) if change.key not in typed]
@@ -133,7 +136,7 @@ class Resume(Again):
             check_budget(run, config, reached)
             left = _sessions_left(run, config)
             if not left:
-                # Killed before it recorded its end.
+                # The run was killed before it recorded its end.
                 if run.recorded_status in ("waiting", "running", "interrupted"):
                     sessions = [one.read_result() for one in run.sessions]
                     run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
@@ -157,12 +160,13 @@ class Resume(Again):
     def continued(
         self, plain: Mapping[str, Any], reached: Mapping[int, int]
     ) -> tuple[dict[str, Any], list[Change]]:
-        """Return the configuration of the continued run, and the changes that contradict its past.
+        """Return the configuration of the continued run, and the changes in it that contradict the run's
+        past.
 
-        plain: the recorded configuration with the edits, whose changed coefficients hold after the furthest
-        frame of a session; reached: `frames_reached` of the run. Raises InputError if an extension would
-        learn nothing or lacks a replay buffer that `labrl-clean` has removed, and DamagedFileError if it has
-        no checkpoint to go on from.
+        plain: the recorded configuration with the edits applied; coefficients that an edit changes take
+        effect after the furthest frame that any session has reached. reached: `frames_reached` of the run.
+        Raises InputError if an extension would learn nothing or needs a replay buffer that `labrl-clean` has
+        removed, and DamagedFileError if there is no checkpoint to continue from.
         """
         run, config = self.past, resolve(plain)
         run.check_buffers(reached.keys() & _sessions_left(run, config), f"+resume={run.path}")
@@ -181,11 +185,11 @@ class Resume(Again):
     def _record(
         self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed, contradicts: bool
     ) -> list[str]:
-        """Write the provenance of this resume, and an entry in `run.json`.
+        """Write the provenance of this resume, and add an entry to `run.json`.
 
-        begins: first frame by number of the session; changed: keys whose values have changed; contradicts:
-        whether they contradict the past of the run. Returns the differences in machine, code and packages
-        since the earlier run.
+        begins: frame from which each session continues, by index; changed: changes of the configuration;
+        contradicts: whether the changes contradict the past of the run. Returns the differences in machine,
+        code and packages since the earlier run.
         """
         run = self.past
         run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
@@ -211,15 +215,16 @@ class Resume(Again):
 
 
 def frames_reached(run: Run) -> dict[int, int]:
-    """Return the frame of the newest whole checkpoint of each session that has one, by number."""
+    """Return the frame of each session's newest complete checkpoint, by index, for sessions that have one."""
     frames = {session.index: session.store().newest_whole_frame() for session in run.sessions}
     return {index: newest for index, newest in frames.items() if newest is not None}
 
 
 def check_budget(past: Run, config: TrialConfig, reached: Mapping[int, int]) -> None:
-    """Raise InputError for a budget or a number of sessions below what the run already has.
+    """Raise InputError if a budget is spent already, or if the number of sessions cannot be changed to the
+    new value.
 
-    reached: the frame of each session.
+    past: the run to be resumed; config: its new configuration; reached: frame of each session by index.
     """
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
@@ -232,18 +237,18 @@ def check_budget(past: Run, config: TrialConfig, reached: Mapping[int, int]) -> 
     frames = reached if budget < past.config["env"]["max_frame"] else {}
     furthest = max(frames, key=lambda index: frames[index], default=None)
     if furthest is not None and frames[furthest] >= budget:
-        allowed = f"be more than {frames[furthest]}, the frames that session {furthest} has played"
+        allowed = f"be more than {frames[furthest]}, the number of frames that session {furthest} has played"
         raise InputError.value("env.max_frame", f"{budget}", allowed)
 
 
 def _check_saved(run: Run, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raise DamagedFileError if a saved session has lost all its checkpoints, because its rows would be lost
-    too, or if the only remaining session has no whole checkpoint."""
+    """Raise DamagedFileError if a saved session has lost all its checkpoints, because a resume would also
+    lose its rows. Also raise it if the only remaining session has no complete checkpoint."""
     for session in run.sessions:
         if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
             store = session.store()
             store.refuse_broken(store.latest())
-        result = session.read_result()  # empty for one that was killed, perhaps before its first checkpoint
+        result = session.read_result()  # empty for a killed session, perhaps without a checkpoint
         was_saved = (
             result.get("status") in ("finished", "pruned", "interrupted") and result.get("frame", 0) > 0
         )
@@ -254,7 +259,7 @@ def _check_saved(run: Run, left: Sequence[int], reached: Mapping[int, int]) -> N
 
 
 def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
-    """Return the key and the value of each budget, by the name in results of what it limits."""
+    """Return the key and the value of each budget, by the name of the limited quantity in session results."""
     meta, frames = config.meta, config.env.config.max_frame
     limits = {
         "frame": ("env.max_frame", frames),
@@ -265,7 +270,7 @@ def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
 
 
 def _sessions_left(run: Run, config: TrialConfig) -> list[int]:
-    """Return the numbers of the sessions that have not reached a budget."""
+    """Return the indices of the sessions that have not used up a budget."""
 
     def is_done(session: RunSession) -> bool:
         result = session.read_result()
@@ -279,7 +284,7 @@ def _sessions_left(run: Run, config: TrialConfig) -> list[int]:
 
 
 def _finished(run: Run, config: TrialConfig) -> str:
-    """Return a message that nothing is left to do, with what to type to do more."""
+    """Return a message that the run has finished, with the overrides that continue it."""
     from labrl.trial.summary import how_to_report
 
     sessions, budget = config.meta.max_session, config.env.config.max_frame
@@ -308,7 +313,11 @@ def _announce(
     edited: Sequence[Change],
     differs: Sequence[str],
 ) -> None:
-    """Print the frame from which each session continues, and why the continuation may not be exact."""
+    """Print the frame from which each session continues, and why the continuation may not be exact.
+
+    begins: indices of the sessions to continue; reached: frame of each session's newest complete checkpoint;
+    edited: changes that come from `config.yaml`; differs: differences since the earlier run.
+    """
     from labrl.trial.summary import say
 
     saved = {session.index for session in run.sessions if session.checkpoint_frames()}
@@ -316,7 +325,7 @@ def _announce(
     def where(index: int) -> str:
         if index in reached:
             return f"frame {reached[index]:,}"
-        return "the start, because no checkpoint is whole" if index in saved else "the start"
+        return "the start, because no checkpoint is complete" if index in saved else "the start"
 
     for change in edited:
         say(f"From {run.config_yaml}, which was edited: {described(change)}")

@@ -1,7 +1,7 @@
 """Options of `labrl +enjoy=...` and `labrl-replay`.
 
-This module is separate from `labrl.trial.request`, because it imports pydantic, for which `labrl --cfg job`
-must not wait.
+This module is separate from `labrl.trial.request` because it imports pydantic, and `labrl --cfg job` must not
+wait for that import.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 
 def _or_frame(*names: str, frame: str) -> Callable[[Any], str]:
-    """Return a validator of one of `names`, or of a frame. frame: what the frame is of, for messages."""
+    """Return a validator that accepts one of `names` or a frame. frame: noun for the object at the frame, for
+    messages."""
 
     def check(value: Any) -> str:
         number = None if isinstance(value, bool) else frame_of(value)
@@ -44,22 +45,22 @@ class EnjoyRequest:
     which: str
     """A run folder, or `latest`."""
     choices: list[str]
-    """Overrides such as env=pong that the run must have."""
+    """Overrides such as env=pong with which the run must have been started."""
     checkpoint: Annotated[
         str, BeforeValidator(_or_frame("best", "latest", "default", frame="a checkpoint"))
     ] = "default"
-    """best, latest, or a frame; default: the best, or the latest if there is no best."""
+    """best, latest or a frame; default: the best checkpoint, or the latest if there is no best one."""
     session: NonNegativeInt | None = None
-    """Number of the session; None: the one with the highest evaluation score."""
+    """Index of the session; None: the session with the highest evaluation score."""
     episodes: PositiveInt = 10
-    """Episodes to play, >= 1."""
+    """Number of episodes to play, >= 1."""
     greedy: bool | None = None
-    """Whether to play greedy actions instead of those of the policy; None: as in evaluation."""
+    """Whether to play greedy actions instead of actions of the policy; None: as in the run's evaluation."""
     epsilon: Probability | None = None
-    """Probability of a random action, in [0, 1]; None: as in evaluation."""
+    """Probability of a random action, in [0, 1]; None: as in the run's evaluation."""
     render: Literal["video", "human"] = "video"
     videos: NonNegativeInt | None = None
-    """Number of episodes to record as videos; None: all, or none with render=human."""
+    """Number of episodes to record as videos; None: all episodes, or none with render=human."""
     seed: NonNegativeInt = 0
     """Seed of the episodes, >= 0."""
 
@@ -73,7 +74,7 @@ class ReplayRequest:
     episode: Annotated[str, BeforeValidator(_or_frame("best", "last", frame="an evaluation"))] = "best"
     """`best`, `last`, or the frame of an evaluation."""
     session: NonNegativeInt | None = None
-    """Number of the session; None: the first with the episode."""
+    """Index of the session; None: the first session that recorded the episode."""
     render: Literal["video", "human"] = "video"
 
 
@@ -91,7 +92,8 @@ def replay_request(which: str, overrides: Sequence[str]) -> ReplayRequest:
 
 
 def _options(cls: type[T], overrides: Sequence[str], takes: str, **known: Any) -> T:
-    """Return a request with the options in `overrides`. Raises InputError for a wrong override."""
+    """Build a request of class `cls` from the options in `overrides`. Raises InputError for a wrong
+    override."""
     names = [field.name for field in dataclasses.fields(cls) if field.name not in known]  # type: ignore[arg-type]
     given, others = read(overrides, names)
     if others:
@@ -102,7 +104,7 @@ def _options(cls: type[T], overrides: Sequence[str], takes: str, **known: Any) -
 
 
 def _plain(text: str) -> Any:
-    """Return the number or bool that the text stands for, or else the text."""
+    """Return the bool or the number that a text represents, otherwise the text itself."""
     if text in ("true", "false"):
         return text == "true"
     for number in (int, float):

@@ -20,10 +20,10 @@ from labrl.session.callbacks.display import Display
 from labrl.trial.result import TrialResult
 
 COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")
-"""Columns of the table; `best` is the highest score of a checkpoint."""
+"""Columns of the table of sessions; `best` is the highest score of a checkpoint."""
 
 _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
-"""Columns that a narrow terminal omits, in this order."""
+"""Columns that are omitted on a narrow terminal, the first one first."""
 
 
 def _row(session: SessionResult) -> list[str]:
@@ -64,7 +64,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     for session in result.sessions:
         if session.stop is not None:
             say(f"session {session.index} ended at frame {session.frame:,}: {session.stop['why']}", console)
-    # neither a training nor an evaluation return
+    # sessions with neither a training return nor an evaluation return
     ended = [one for one in result.sessions if one.status == "finished" and one.frame > 0]
     silent = [one for one in ended if one.episodes == 0 and one.best_return is None]
     if silent:
@@ -72,7 +72,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         frames = max(session.frame for session in silent)
         say(
             f"no return (session {numbers}): no episode ended within {frames:,} frames. Increase "
-            "env.max_frame, or shorten episodes: env.max_episode_steps=<steps> (Atari: "
+            "env.max_frame, or shorten the episodes with env.max_episode_steps=<steps> (Atari: "
             "env.max_episode_frames)",
             console,
         )
@@ -99,7 +99,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
 
 
 def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iterator[str]:
-    """Yield lines that explain the returns in the table."""
+    """Yield lines that explain the returns in the table of sessions."""
     if not any(session.final_return is not None for session in sessions):
         return
     yield MEANING
@@ -112,7 +112,7 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
 
 
 def print_failures(result: TrialResult, console: Console | None = None) -> None:
-    """Print the error and the log of each failed session."""
+    """Print the error and the path of the log of each failed session, and which files are incomplete."""
     console = console or Display.console()
     for session in result.sessions:
         if session.failure:

@@ -61,7 +61,7 @@ from labrl.trial.summary import how_to_report, how_to_resume, say
 _STOPPED = (INTERRUPTED, TERMINATED)
 
 SESSION_BYTES = 150 << 20
-"""Least memory of a session's process, with PyTorch, a small environment and a small network, bytes."""
+"""Minimum memory of a session's process with PyTorch, a small environment and a small network, in bytes."""
 
 REMADE = (
     "episodes of this environment depend on earlier ones, so a new one is made for each episode, and what it "
@@ -69,11 +69,11 @@ REMADE = (
     "transforms/observation=normalize or transforms/reward=normalize. env.fresh_env_per_episode=false keeps "
     "environments, but then resumed runs are not exact"
 )
-"""Line for a run in which each episode needs a new environment."""
+"""Message for a run in which each episode needs a new environment."""
 
 
 class LostFolderError(LabrlError):
-    """Raised if a run folder was moved or deleted during the run. `key` is its path."""
+    """Raised if a run folder was moved or deleted during the run. `key` is the path of the folder."""
 
     codes = ("not-found",)
 
@@ -81,9 +81,10 @@ class LostFolderError(LabrlError):
 def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None:
     """Raise InputError if the configuration contradicts the environment's spaces or the machine.
 
-    Each component checks the whole configuration for what it does not support. agent: the option of the group
-    `agent`, which several options may share a class with; an empty string if it is not known; elsewhere:
-    whether another machine trains it, which `train` checks.
+    Each component checks the complete configuration for values that the component does not support. agent:
+    the option of the group `agent`, because several options may share a class; an empty string if the option
+    is unknown; elsewhere: whether another machine will train the trial, so that `train` checks the machine
+    later.
     """
     check_no_search(config.search.space)
     observation_space, action_space = describe(config.env)
@@ -116,9 +117,9 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
 
 
 def high_rates(agent: Component) -> dict[str, float]:
-    """Return the largest value of each learning rate of an agent that exceeds 1, by key.
+    """Return the learning rates of an agent whose largest value exceeds 1, as {key: largest value}.
 
-    Such a rate is allowed, because there are optimizers and losses that need it.
+    Such rates are allowed, because some optimizers and losses need them.
     """
     settings = agent.config if isinstance(agent.config, dict) else vars(agent.config)
     peaks = {
@@ -132,9 +133,9 @@ def high_rates(agent: Component) -> dict[str, float]:
 
 
 def ignores_precision(config: TrialConfig) -> bool:
-    """Return whether bfloat16 is requested, but no network of the agent uses it: none sees images.
+    """Return whether bfloat16 is requested, but has no effect because no network of the agent sees images.
 
-    Agents of users may use it in their own way.
+    For agents of users, which may use bfloat16 in their own way, returns False.
     """
     if config.meta.precision != "bf16" or not config.agent.target.startswith("labrl."):
         return False
@@ -143,10 +144,11 @@ def ignores_precision(config: TrialConfig) -> bool:
 
 
 def plan_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> Run:
-    """Write the folder of a new run, whose status is `waiting` until `train` runs its sessions.
+    """Write the folder of a new run, and return the run. Its status is `waiting` until `train` runs its
+    sessions.
 
-    begin: writes the provenance of a fork and copies its files into the folder. Raises InputError for wrong
-    input, and then leaves a folder only for a trial of an experiment.
+    begin: function that writes the provenance of a fork and copies its files to the folder. Raises InputError
+    for wrong input; the folder is then deleted, unless the run is a trial of an experiment.
     """
     doing("making environments")
     config = composed.config
@@ -171,9 +173,10 @@ def plan_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None
 def plan_sessions(
     config: TrialConfig, run: Run, indices: list[int], beginning: Beginning | None = None
 ) -> None:
-    """Record which sessions `train` has to run, and write the weights that they start from, if any.
+    """Record which sessions `train` must run, and write the weights from which the sessions start, if there
+    are any.
 
-    beginning: these weights, if they are known.
+    indices: indices of the sessions; beginning: the initial weights, if they have been loaded already.
     """
     lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
     if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
@@ -183,7 +186,7 @@ def plan_sessions(
 
 @contextmanager
 def discarding_refused(run: Run) -> Iterator[None]:
-    """Delete a run that is refused in this context before its first step, unless it is part of an
+    """Context manager: if the run is refused before its first step, delete it, unless it is part of an
     experiment."""
     try:
         yield
@@ -198,10 +201,10 @@ def discarding_refused(run: Run) -> Iterator[None]:
 
 @contextmanager
 def recording_failure(run: Run) -> Iterator[None]:
-    """Context manager: record a failure or an interruption as the status of the run.
+    """Context manager: if there is a failure or an interruption, record it as the status of the run.
 
-    An interruption gets a note on how to resume, or, if too little was written for that, the folder is
-    deleted. Raises LostFolderError if the folder no longer exists.
+    A note on how to resume is added to an interruption. If too little was written to resume, the folder is
+    deleted instead. Raises LostFolderError if the folder no longer exists.
     """
     try:
         with signals_raise():
@@ -229,7 +232,7 @@ def _record_failure(run: Run, error: BaseException) -> None:
 
 
 def _inexact(config: TrialConfig) -> dict[str, str]:
-    """Return the keys whose values make runs irreproducible, each with the reason."""
+    """Return the configuration keys whose values make runs irreproducible, each with the reason."""
     meta, reasons = config.meta, {}
     if meta.distributed:
         reasons["meta.distributed"] = "sessions update weights in no fixed order"
@@ -247,11 +250,11 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
 
 
 def train(run: Run) -> TrialResult:
-    """Run the sessions of a run that are due, each from its newest checkpoint if it has one.
+    """Run those sessions of a run that are due, each from its newest checkpoint if it has one.
 
-    Everything that they need is in the folder. Returns the results of all sessions of the trial, including
-    those that had finished before, and records them in the folder. Raises InputError for wrong input that is
-    found in the first step, and BusyFolderError if another process trains the run.
+    Everything that the sessions need is in the run folder. Records the results of all sessions of the trial,
+    including sessions that had finished before, in the folder, and returns them. Raises InputError if the
+    first step reveals wrong input, and BusyFolderError if another process is training the run.
     """
     with discarding_refused(run), run.lock(), recording_failure(run):
         plain = restore(run.read_config())
@@ -288,7 +291,8 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
     done = None
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
         prepared = None
-        if config.meta.report and run.experiment is None:  # among other trials it would take a core
+        # In an experiment, preparing would take a core from other trials.
+        if config.meta.report and run.experiment is None:
             prepared = reporting.prepare(run.path)
             ending.callback(reporting.dismiss, prepared)
         if config.meta.max_session == 1:
@@ -321,7 +325,8 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
 
 
 def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[int, int]:
-    """Run each session in a process, so that one that dies leaves the others. Return exit codes by number."""
+    """Run each session in a process of its own, so that the others survive if one dies. Return exit codes by
+    session."""
     close_spares()  # The processes make their own.
     budget, num_sessions = config.env.config.max_frame, config.meta.max_session
     panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
@@ -344,17 +349,18 @@ def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[
             for worker in workers if interruption.take_save() else ():
                 worker.signal(SAVE)
             for worker in workers if stops else ():
-                # They do not receive a signal to this process alone, or Ctrl-C while they start.
+                # Workers do not receive a signal to this process alone, or Ctrl-C while they start.
                 worker.signal(signal.SIGTERM)
             told = told or stops
     if interruption.requested:
-        # They received SIGTERM, whichever signal this process received.
+        # The workers received SIGTERM, whichever signal this process received.
         codes = {index: interruption.exit_code if code in _STOPPED else code for index, code in codes.items()}
     return codes
 
 
 def _reached(folder: RunSession) -> dict[str, Any]:
-    """Return the result of a session or, from `progress.json`, the fields of it that are known."""
+    """Return the result of a session. If there is none, return the fields of it that `progress.json`
+    contains."""
     if result := folder.read_result():
         return result
     if not (shown := read_json(folder.progress_json)):
@@ -371,10 +377,10 @@ def _read_result(
     before: Mapping[str, Any],
     done: SessionResult | None,
 ) -> SessionResult:
-    """Return the result that the session's process wrote, or one with what is known.
+    """Return the result that a session's process wrote; if it wrote none, build a result from what is known.
 
-    before: fields of the result from before the process was started; done: the result if it ran in this
-    process, which may have been unable to write it.
+    before: fields of the result before the process was started; done: the result of a session that ran in
+    this process, which may have been unable to write it.
     """
     assert config.seed is not None
     now = _reached(run.session(index)) if done is None else dataclasses.asdict(done)
