@@ -1,6 +1,6 @@
-"""The command `labrl-session`, which runs sessions of runs on disk, one after another.
+"""The command `labrl-session`, which runs sessions of run folders one after another.
 
-Everything that a session needs is in the folder of its run, except secrets, which the environment holds.
+Everything that a session needs is in its run folder, except secrets, which are environment variables.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def main() -> int:
     """Run the command. Return the largest exit code of its sessions."""
     parser = argparse.ArgumentParser(
         prog="labrl-session",
-        description="Run sessions of planned run folders, one after another, as a scheduler of your own may.",
-        usage="labrl-session <run folder> <number of the session> [<run folder> <number> ...]",
+        description="Run sessions of planned run folders one after another, for use by your own scheduler.",
+        usage="labrl-session <run folder> <index of the session> [<run folder> <index> ...]",
     )
     parser.add_argument("sessions", nargs="+")
     given = parser.parse_args().sessions
     folders, numbers = given[::2], given[1::2]
     if len(folders) != len(numbers) or not all(number.isdigit() for number in numbers):
-        parser.error("needs the number of a session after each run folder, as in: runs/a 0 runs/b 0")
+        parser.error("each run folder must be followed by the index of a session, as in: runs/a 0 runs/b 0")
     collect_seldom()
     name_user_and_home()
     let_threads_sleep()

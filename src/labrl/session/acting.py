@@ -20,7 +20,7 @@ from labrl.spaces import Spaces, sees_images
 def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str, Any]:
     """Return a copy, on the CPU, of the state that determines how the agent acts, without its random streams.
 
-    It is small because it contains neither the optimizer nor the replay buffer.
+    The copy is small because it contains neither the optimizer nor the replay buffer.
     """
     return {
         "modules": {
@@ -38,8 +38,8 @@ class ActingCopy:
     def __init__(
         self, config: TrialConfig, spaces: Spaces, seed: int, compute: Compute, num_ranks: int = 1
     ) -> None:
-        """seed: seed of the agent's random streams; num_ranks: number of ranks, of which the agent is the
-        first."""
+        """seed: seed of the agent's random streams; num_ranks: number of ranks; the copied agent is that of
+        rank 0."""
         self.clock = Clock(config.env.config.max_frame)
         self.transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
         self.agent = build_agent(
@@ -48,7 +48,7 @@ class ActingCopy:
             spaces=spaces,
             clock=self.clock,
             streams=Streams(seed),
-            # It acts with any number of environments, and each would be a graph of its own.
+            # The copy acts with any number of environments, and each number would need its own CUDA graph.
             compute=dataclasses.replace(
                 compute,
                 workspace=Workspace(acting_only=True),
@@ -61,7 +61,8 @@ class ActingCopy:
     def of_session(
         cls, config: TrialConfig, spaces: Spaces, seed: int, index: int, num_threads: int
     ) -> ActingCopy:
-        """Return a copy that computes the same numbers as session number `index`, in another process."""
+        """Return a copy that computes, in another process, the same numbers as the session with this
+        index."""
         use_one_thread()  # as in the session's process
         meta = config.meta
         on_gpu = learns_faster_on_gpu(config, sees_images(spaces.observation))

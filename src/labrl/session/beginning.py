@@ -18,7 +18,7 @@ OBSERVATION = "observation"
 """Name of the part, and of the transform, whose statistics are loaded with the weights."""
 
 ABSENT = "-"
-"""Shape of a name that an agent does not have."""
+"""Placeholder for the shape of a weight that an agent does not have."""
 
 
 class Learned(NamedTuple):
@@ -27,13 +27,14 @@ class Learned(NamedTuple):
     content: dict[str, Any]
     """Weights and buffers by name, `<network>.<parameter>`, and the statistics of `observation`, if any."""
     shapes: dict[str, str]
-    """Shape of each weight, and class of the transform of observations with the shapes of its statistics."""
+    """Shape of each weight, and for `observation` the class of the transform with the shapes of its
+    statistics."""
     acting: frozenset[str]
     """Names of the networks that choose actions, and `observation`."""
 
     @classmethod
     def by(cls, agent: Agent, transforms: Transforms) -> Learned:
-        """Return what `agent` has learned behind `transforms`."""
+        """Return what an agent has learned, including the statistics of its observation transform."""
         followers = agent.followers()
         content: dict[str, Any] = {
             f"{network}.{name}": tensor
@@ -50,7 +51,8 @@ class Learned(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Comparison of an agent with what another run has learned. Names are those of `Learned`."""
+    """Comparison of an agent with what another run has learned. Names have the form that they have in
+    `Learned`."""
 
     taken: list[str]
     """Names that are loaded."""
@@ -59,13 +61,13 @@ class Fit(NamedTuple):
     kept: list[str]
     """The agent's names that were not requested and keep their new initialization."""
     unused: list[str]
-    """Requested names of the other run that this agent lacks and the other did not act with."""
+    """Requested names that only the other run has, and that its agent did not use for acting."""
 
 
 def fit(here: Learned, there: Learned, parts: Sequence[str] | None) -> Fit:
     """Compare an agent with what another run has learned.
 
-    parts: the requested parts, each a part of a name; None requests all.
+    parts: the requested parts of names, which `is_in` matches; None requests all names.
     """
     found = Fit([], [], [], [])
     for name in {**here.shapes, **there.shapes}:
@@ -84,7 +86,7 @@ def fit(here: Learned, there: Learned, parts: Sequence[str] | None) -> Fit:
 def load_learned(agent: Agent, transforms: Transforms, state: Mapping[str, Any]) -> None:
     """Load weights and statistics into an agent, and copy its networks to their target networks.
 
-    state: `weights` by name, and `statistics` of the observations, {} if none are loaded.
+    state: `weights` by name, and `statistics` of the observations ({}: no statistics are loaded).
     """
     modules, taken = agent.modules(), dict(state["weights"])
     for network, module in modules.items():
@@ -104,8 +106,8 @@ def read_beginning(folder: RunSession) -> Mapping[str, Any]:
     found = CheckpointStore(folder.start, keep_last=1).latest()
     if found is None:
         raise DamagedFileError(
-            f"{folder.start} is missing or damaged. It contains the weights of another run that session "
-            f"{folder.index} starts from (start_from.run). Restore it from a copy, or start a new run.",
+            f"{folder.start} is missing or damaged. It contains the weights of another run, from which "
+            f"session {folder.index} starts (start_from.run). Restore it from a copy, or start a new run.",
             key=str(folder.start),
         )
     state: Mapping[str, Any] = found.state
@@ -113,7 +115,7 @@ def read_beginning(folder: RunSession) -> Mapping[str, Any]:
 
 
 def parts_of(names: Sequence[str]) -> list[str]:
-    """List the parts that occur in these names of weights: networks and their submodules."""
+    """List the parts that occur in the given names of weights: networks and their submodules."""
     found: dict[str, None] = {}
     for name in names:
         network, *inner = name.split(".")
@@ -126,7 +128,7 @@ def parts_of(names: Sequence[str]) -> list[str]:
 
 
 def is_in(name: str, parts: Sequence[str] | None) -> bool:
-    """Return whether a weight belongs to one of `parts`; None stands for all.
+    """Return whether the weight `name` belongs to one of `parts`; None stands for all parts.
 
     `torso` matches every name with a segment `torso` or one that ends with `_torso`, such as `policy_torso`;
     `q_network.advantage` matches names with these two segments in a row.
@@ -138,7 +140,7 @@ def is_in(name: str, parts: Sequence[str] | None) -> bool:
 
 
 def _shapes(learned: Any) -> str:
-    """Return the shape of an array, or the shapes in nested mappings by their names."""
+    """Return the shape of an array as text, or for nested mappings the name and shape of each array."""
     if isinstance(learned, Mapping):
         return ", ".join(f"{name} {_shapes(inner)}" for name, inner in learned.items())
     return " x ".join(map(str, np.shape(learned))) or "scalar"

@@ -21,7 +21,8 @@ NUM_CPUS = "LABRL_NUM_CPUS"
 
 
 def machine_cpus() -> int:
-    """Return the cores that the system grants to this process, by its affinity and its control group."""
+    """Return the number of cores that the system grants to this process by its affinity and its control
+    group."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # without a control group, or with the quota "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
@@ -30,10 +31,10 @@ def machine_cpus() -> int:
 
 
 def available_cpus() -> int:
-    """Return the cores that this process may use: those of the machine, or as many as LABRL_NUM_CPUS says,
-    which an experiment sets for its trials.
+    """Return the number of cores that this process may use: those that the system grants, or fewer if
+    LABRL_NUM_CPUS says so. An experiment sets this variable for its trials.
 
-    Raises InputError if the variable contains no number of cores.
+    Raises InputError if the variable is not a whole number of at least 1.
     """
     given = os.environ.get(NUM_CPUS, "")
     if not given:
@@ -44,16 +45,17 @@ def available_cpus() -> int:
 
 
 def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
-    """Return the cores of each session when those of a trial are divided evenly, at least 1.
+    """Return the number of cores per session, at least 1, when the cores of a trial are divided evenly.
 
-    num_cpus: cores of the whole trial; None: all cores of the machine.
+    num_cpus: number of cores of the trial; None: all cores of the machine.
     """
     cores = min(num_cpus, available_cpus()) if num_cpus else available_cpus()
     return max(1, int(cores // num_sessions))
 
 
 def check_machine(config: TrialConfig, images: bool) -> None:
-    """Raise InputError if a trial needs more cores or GPUs than this machine has, or a missing compiler.
+    """Raise InputError if a trial needs more cores or GPUs than this machine has, or if a compiler is
+    missing.
 
     images: whether the agent sees images.
     """
@@ -75,7 +77,7 @@ def check_machine(config: TrialConfig, images: bool) -> None:
 
 
 def check_resources(cores: int, gpus: float | None, cores_there: int, gpus_there: int) -> None:
-    """Raise InputError if a trial needs more cores or GPUs than there are."""
+    """Raise InputError if a trial needs more cores or GPUs than are available."""
     for key, what, wanted, there in (
         ("meta.num_cpus", "cores", cores, cores_there),
         ("meta.num_gpus", "GPUs", gpus or 0, gpus_there),
@@ -103,11 +105,11 @@ def _check_compiler(device: str) -> None:
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if device == "cuda":
         there = importlib.util.find_spec("triton") is not None
-        needs, way_out = "Triton for GPUs, which is not installed", "pip install triton"
+        needs, way_out = "Triton to compile for GPUs, but Triton is not installed", "pip install triton"
     else:
         there = shutil.which(compiler) is not None
-        needs = f"a C++ compiler, and {compiler} is not installed"
-        way_out = "apt-get install g++, or CXX=<compiler> before the command"
+        needs = f"a C++ compiler, but {compiler} is not installed"
+        way_out = "apt-get install g++, or name another one by CXX=<compiler> before the command"
     if not there:
         fix = f"Install it ({way_out}), or set meta.compile=false"
         raise InputError.about("meta.compile=true", f"torch.compile needs {needs}", fix, code="not-installed")

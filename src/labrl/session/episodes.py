@@ -1,4 +1,4 @@
-"""Finished whole episodes: their statistics, and the best and latest ones to be recorded."""
+"""Statistics of finished episodes, and the best and the latest episode, which are recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Played(NamedTuple):
     def recorded(self, env: dict[str, Any]) -> RecordedEpisode:
         """Return the episode in the form in which it is stored.
 
-        env: the environment's node of the configuration, whose secrets are masked.
+        env: the configuration of the environment; its secrets are masked in the result.
         """
         episode = self.episode
         return RecordedEpisode(
@@ -58,7 +58,7 @@ class Highlights:
 
     def __init__(self) -> None:
         self.kept: dict[str, Played | RecordedEpisode] = {}
-        """The episodes by `best` and `last`; empty before the first."""
+        """The kept episodes under the keys `best` and `last`; empty before the first episode has ended."""
 
     def take(self, played: Played) -> None:
         """Add an episode without copying it."""
@@ -72,11 +72,12 @@ class EpisodeWindow:
     """The last `window` episodes, in the order in which they ended."""
 
     def __init__(self, window: int, info: Collection[str] = ()) -> None:
-        """info: names of the numbers that each episode has in `info`."""
+        """info: names of the numbers to keep from each episode's `info`."""
         self.info = info
-        """Names of the numbers of `env.info_keys`."""
+        """Names of the numbers to keep from each episode's `info`, which are those of `env.info_keys`."""
         self.latest: deque[Episode] = deque(maxlen=window)
-        """The episodes in the window. Those from a checkpoint have only a return, a length and `info`."""
+        """The episodes in the window. Episodes restored from a checkpoint have only a return, a length and
+        `info`."""
 
     def statistics(self) -> dict[str, float]:
         """Return the columns of `episode_statistics` and `info_statistics`; all are nan before the first
@@ -84,7 +85,7 @@ class EpisodeWindow:
         return {**episode_statistics(self.latest), **info_statistics(self.latest, self.info)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window's returns, lengths and numbers as arrays."""
+        """Return the returns, lengths and `info` numbers of the window's episodes as arrays."""
         return {
             "returns": np.array([episode.episode_return for episode in self.latest], dtype=np.float64),
             "lengths": np.array([episode.length for episode in self.latest], dtype=np.int64),
@@ -118,7 +119,8 @@ def episode_statistics(episodes: Iterable[Episode | RecordedEpisode]) -> dict[st
 
 
 def info_statistics(episodes: Iterable[Episode], names: Iterable[str]) -> dict[str, float]:
-    """Return the columns `info/<name>`: the mean over the episodes with this number; nan if none has it."""
+    """Return the columns `info/<name>`: the mean of a number over the episodes that have it; nan if none has
+    it."""
     found, listed = {}, list(episodes)
     for name in names:
         column = numbers_named(listed, name)
@@ -128,5 +130,5 @@ def info_statistics(episodes: Iterable[Episode], names: Iterable[str]) -> dict[s
 
 
 def numbers_named(episodes: Iterable[Episode], name: str) -> NDArray[np.float64]:
-    """Return the number `name` of each episode, nan where there is none. [episodes]"""
+    """Return the number `name` from each episode's `info`; nan where it is missing. [episodes]"""
     return np.array([episode.info.get(name, np.nan) for episode in episodes], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Play whole episodes to evaluate an agent, in the session's process or in a separate one."""
+"""Play complete episodes to evaluate an agent, in the session's process or in a separate one."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Quota:
     """The number of episodes played for one evaluation row, and how actions are chosen."""
 
     num_envs: int
-    """Number of environments; 0 plays nothing, and rows are computed from the training episodes."""
+    """Number of environments; with 0, nothing is played, and rows are computed from the training episodes."""
     episodes: int = 1
     """Episodes per environment."""
     greedy: bool = False
     """Whether to play the greedy actions rather than the agent's evaluation policy."""
     epsilon: float = 0.0
-    """Probability of a uniformly random action instead, in [0, 1]."""
+    """Probability that an action is replaced by a uniformly random one, in [0, 1]."""
 
 
 def choose(
@@ -56,8 +56,9 @@ def choose(
 ) -> NDArray:
     """Return an agent's actions in evaluation. [num_envs, ...]
 
-    observation: must have its `start`; space: space of one action; generator: for the policy's draws; chance:
-    for deciding which environments take random actions, and for drawing these.
+    observation: observations, with their `start`; space: space of one action; generator: random generator of
+    the policy; chance: random generator that decides which environments take random actions, and that draws
+    those actions.
     """
     if quota.greedy:
         action = agent.greedy_action(observation)
@@ -123,7 +124,8 @@ class EvaluationEnvs:
     def play(
         self, agent: Agent, transforms: Transforms, frame: int, stopping: Callable[[], bool]
     ) -> list[Played] | None:
-        """Return the first whole episodes of each environment, ordered by environment.
+        """Return the first complete episodes of each environment, as many as the quota says, ordered by
+        environment.
 
         Returns None as soon as `stopping()` is true.
         """
@@ -156,7 +158,7 @@ class Snapshot(NamedTuple):
     columns: dict[str, Any]
     """Result of `clock_columns`, the first columns of the evaluation's row."""
     acting: dict[str, Any] | None
-    """Result of `acting_state`; None to evaluate the session's agent in its present state."""
+    """Result of `acting_state`; None: the session's agent is evaluated in its present state."""
 
     @property
     def frame(self) -> int:
@@ -165,7 +167,7 @@ class Snapshot(NamedTuple):
 
 
 class Evaluator:
-    """Evaluate snapshots one after the other in a separate process. Methods raise HelperError."""
+    """Evaluate snapshots in a separate process, one after another. The methods raise HelperError."""
 
     def __init__(self, session: SessionView, quota: Quota) -> None:
         """Start the process."""
@@ -174,7 +176,7 @@ class Evaluator:
         self._helper = HelperProcess(NAME, serve, arguments, log, partial(warnings_logged, log))
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start the evaluation of a snapshot. The answer to the previous one must have been taken."""
+        """Start the evaluation of a snapshot. The answer for the previous snapshot must have been taken."""
         self._helper.send(snapshot)
 
     def answer(self, stopping: Callable[[], bool] | None = None) -> list[Played] | None:

@@ -14,7 +14,7 @@ from labrl.processes.signals import SAVE, SIGNALS, exit_code_of, leave_at_once
 class Interruption:
     """Context manager that records the first signal for the loop, and exits at once on a second Ctrl-C.
 
-    SAVE is recorded apart, unless it already has a handler, such as that of a cluster's job.
+    The signal SAVE is recorded separately, unless it already has a handler, such as one of a cluster job.
     """
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
@@ -38,7 +38,8 @@ class Interruption:
         self.pruned, self.requested = self.pruned or pruned, True
 
     def stop(self, number: int) -> None:
-        """Request a stop as if signal `number` had been received, unless one was received before."""
+        """Request a stop as if signal `number` had been received, unless a signal has already been
+        received."""
         self.signal = self.signal or number
         self.requested = True
 
@@ -49,7 +50,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """Exit code that shells expect after this signal: 130 for Ctrl-C, 143 otherwise."""
+        """Exit code that shells expect after the received signal: 130 for Ctrl-C, 143 otherwise."""
         return exit_code_of(self.signal)
 
     def __enter__(self) -> Interruption:

@@ -16,20 +16,21 @@ class ProfileConfig:
     start: NonNegativeInt
     """First profiled frame, >= 0."""
     frames: PositiveInt
-    """Number of profiled frames, >= 1. A few updates are enough; each one enlarges the trace."""
+    """Number of profiled frames, >= 1. Frames for a few updates are enough, because each update enlarges the
+    trace."""
 
 
 @dataclass(kw_only=True)
 class AsyncUnrollConfig:
-    """One process that acts ahead of the learner."""
+    """A process that acts ahead of the learner."""
 
     queue_size: PositiveInt
-    """Maximum number of vector steps by which the actor may be ahead, >= 1. With more, it acts with older
-    weights."""
+    """Maximum number of vector steps by which the actor may be ahead of the learner, >= 1. With larger
+    values, it acts with older weights."""
     update_period: PositiveInt
-    """Optimizer updates after which the actor receives new weights, >= 1."""
+    """Number of optimizer updates after which the actor receives new weights, >= 1."""
     step_interval: NonNegativeFloat
-    """Shortest time between two vector steps in seconds, for environments in real time, >= 0."""
+    """Shortest time between two vector steps in seconds, >= 0, for environments that run in real time."""
     timeout: PositiveFloat
     """Seconds without a step before the actor is considered hung, > 0."""
 
@@ -39,7 +40,7 @@ class AsyncUnrollConfig:
                 "meta.async_unroll.timeout",
                 self.timeout,
                 f"be more than meta.async_unroll.step_interval={self.step_interval:g}",
-                why="otherwise an actor that waits between steps would count as hanging",
+                why="otherwise an actor that waits between steps would be considered hung",
                 code="contradiction",
             )
 
@@ -51,12 +52,12 @@ class StartFromConfig:
     run: str | None
     """A run folder, or latest; null: the agent starts with newly initialized weights."""
     session: NonNegativeInt | Literal["best", "same"]
-    """Number of the session in that run; best: the session with the highest evaluation score; same: each
-    session starts from the session with its own number."""
+    """Index of the session in that run; best: the session with the highest evaluation score; same: each
+    session starts from the session with its own index."""
     checkpoint: NonNegativeInt | Literal["best", "latest"]
     """Checkpoint to load: best, latest, or a frame."""
     parts: str | list[str]
     """Parts of the networks to load: all, or names such as torso or [policy, critics]. The statistics of
     normalized observations are the part `observation`."""
     partial: bool
-    """Whether to keep the new initialization of weights that do not fit; false: the run is refused."""
+    """Whether weights that do not fit keep their new initialization; false: such weights are an error."""

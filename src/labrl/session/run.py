@@ -39,17 +39,19 @@ from labrl.session.torchrun import Group, Launch, leading
 _log = logging.getLogger(__name__)
 
 Begin = Callable[[int | None], Ranks]
-"""Starts the session on the other ranks, from the checkpoint of a frame if there is one, and returns them."""
+"""Function that starts the session on the other ranks and returns the ranks. Its argument is the frame of the
+checkpoint to start from; None for a new session."""
 
 
 def run(folder: Run, index: int) -> tuple[int, SessionResult]:
-    """Run session number `index` of a run, from its newest checkpoint if there is one, and write its result.
+    """Run the session with index `index` of a run, from its newest checkpoint if there is one, and write its
+    result.
 
-    Everything else is in the folder: its recorded configuration, and for a fork or a start from another run
-    also the files to start from. Under torchrun, the other ranks train with this one. Returns an exit code
-    and the result: 0, 1 if it failed or a file is incomplete, 130 or 143 if a signal ended it. Raises
-    LabrlError for wrong input found while building or in the first step, if no checkpoint is whole, and if
-    another process runs the session.
+    The folder contains everything else: the recorded configuration and, for a fork or a start from another
+    run, the files to start from. Under torchrun, the other ranks train with this one. Returns an exit code
+    and the result. The exit code is 0 after success, 1 if the session failed or a file is incomplete, and 130
+    or 143 if a signal ended the session. Raises LabrlError for wrong input that is found while building or in
+    the first step, if all checkpoints are damaged, and if another process runs the session.
     """
     plain = restore(folder.read_config())
     config, session = resolve(plain, plain), folder.session(index)
@@ -66,8 +68,8 @@ def run(folder: Run, index: int) -> tuple[int, SessionResult]:
 
 
 def carry_out(order: Mapping[str, Any]) -> tuple[int, None]:
-    """Run the session `index` of the run in `folder`, two entries of `order`, as a process that does nothing
-    else. Return its exit code, and write a result also if it is refused."""
+    """Run a session, as the only work of this process, and return its exit code. order: `folder` of the run,
+    and `index` of the session. A result is written even if the session is refused."""
     folder, index = Run.open(order["folder"]), order["index"]
     try:
         return run(folder, index)[0], None
@@ -90,8 +92,8 @@ def _run(
 ) -> tuple[int, SessionResult]:
     """Run a session as `run` does.
 
-    num_threads: cores of a new session; aloud: whether to print warnings; begin: starts the session on the
-    other ranks of torchrun.
+    num_threads: number of cores for a new session; aloud: whether to print warnings; begin: function that
+    starts the session on the other ranks of torchrun.
     """
     assert config.seed is not None
     result, errors = (
@@ -159,14 +161,14 @@ def _warn_of_another_scale(session: Session) -> None:
     if drifting and isinstance(session.config.agent.config, ExperienceConfig):
         _log.warning(
             "transforms.%s: its statistics change, but the replay buffer keeps transitions on the scale at "
-            "which they were played, so that old and new ones differ in scale. For rewards, use a fixed "
+            "which they were played, so old and new ones differ in scale. For rewards, use a fixed "
             "scale instead: transforms/reward=scale or transforms/reward=clip",
             drifting[0],
         )
 
 
 def _warn_of_updates(session: Session, index: int) -> None:
-    """Warn if the session made no update, or more than it was allowed."""
+    """Warn if the session made no update, or more updates than it was allowed to make."""
     clock, limit = session.clock, session.config.meta.max_opt_step
     at_its_end = not (session.interrupted or session.pruned)
     if at_its_end and clock.opt_step == 0 and clock.frame > 0 and session.agent.modules():
@@ -178,7 +180,8 @@ def _warn_of_updates(session: Session, index: int) -> None:
         )
     if limit is not None and clock.opt_step > limit:
         _log.warning(
-            "session %d ended with %d updates, meta.max_opt_step=%d: the last rollout was used completely",
+            "session %d ended with %d updates, more than meta.max_opt_step=%d, because the last rollout was "
+            "used completely",
             *(index, clock.opt_step, limit),
         )
 
@@ -186,11 +189,11 @@ def _warn_of_updates(session: Session, index: int) -> None:
 def restored_session(
     config: TrialConfig, index: int, folder: RunSession, num_threads: int, begin: Begin | None = None
 ) -> Session:
-    """Return a session restored from its newest whole checkpoint, or a new one without checkpoints.
+    """Return a session restored from its newest undamaged checkpoint, or a new one if there is no checkpoint.
 
-    It keeps its number of threads if the machine has as many, because the last bits of results depend on it.
-    begin: starts the session on other ranks. Raises DamagedFileError if there are checkpoints but none is
-    whole.
+    A restored session keeps its number of threads if the machine has that many, because the last bits of
+    results depend on it. begin: function that starts the session on other ranks. Raises DamagedFileError if
+    there are checkpoints but all are damaged.
     """
     store = folder.store(config.meta.keep_last)
     checkpoint = store.latest()
@@ -208,9 +211,9 @@ def restored_session(
 
 
 def check_restores(config: TrialConfig, folder: RunSession) -> None:
-    """Raise LabrlError if a session cannot load its newest checkpoint with these values.
+    """Raise LabrlError if a session cannot load its newest checkpoint with the values of `config`.
 
-    Sessions that train together are not checked, because they load it only together.
+    Sessions that train together are not checked, because they can load their checkpoints only together.
     """
     if not config.meta.distributed and Launch.here() is None:
         restored_session(config, folder.index, folder, num_threads=1).close()
@@ -218,7 +221,7 @@ def check_restores(config: TrialConfig, folder: RunSession) -> None:
 
 @signals_raise()
 def follow(launch: Launch) -> int:
-    """Train the session that rank 0 names, on another rank. Return the exit code."""
+    """Train the session that rank 0 names, on a rank other than 0. Return the exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
     group = None
     stop_when_orphaned()
@@ -234,7 +237,7 @@ def follow(launch: Launch) -> int:
         if order["frame"] is not None:
             checkpoint = folder.store().at(order["frame"])
             if checkpoint is None:
-                raise RankLostError(f"{folder.checkpoints} has no checkpoint of frame {order['frame']}")
+                raise RankLostError(f"{folder.checkpoints} has no checkpoint at frame {order['frame']}")
             saved = checkpoint.state
             common = {name: saved[name] for name in ("clock", "episodes", "timers")}
             state = {**common, **saved["ranks"][group.ranks.rank - 1], "callbacks": {}}
@@ -266,7 +269,8 @@ def _session(
     ranks: Ranks,
     state: Mapping[str, Any] | None,
 ) -> Session:
-    """Return a session in its saved state, with its earlier number of threads if there are as many.
+    """Return a session in its saved state. It keeps its earlier number of threads if that many CPUs are
+    available.
 
     state: None for a new session, which may start from weights of another run.
     """
@@ -287,12 +291,16 @@ def _session(
     then = {"kernels": "torch", **begun}  # Old checkpoints do not name the kernels.
     changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]
     if changed:
-        _log.warning("session %d continues with %s, so not exactly bit for bit", index, ", ".join(changed))
+        _log.warning(
+            "session %d continues with %s, so its results may differ in the last bits",
+            index,
+            ", ".join(changed),
+        )
     return session
 
 
 def _fill(result: SessionResult, session: Session) -> None:
-    """Fill the result from the session."""
+    """Fill in `result` with values of the session."""
     clock = session.clock
     result.frame, result.opt_step, result.wall = clock.frame, clock.opt_step, clock.wall
     result.phases = dict(session.timers.seconds)

@@ -62,8 +62,9 @@ class Session:
 
         config: resolved configuration, with a seed; index: number of the session in its trial; num_threads:
         number of cores that the session may use; ranks: the processes that train the session together, each
-        with the same number of environments; start: weights of another run to start from, as
-        `read_beginning` returns them. Raises InputError for mistakes that only the built parts can detect.
+        with the same number of environments; start: weights of another run to start from, as `read_beginning`
+        returns them. Raises InputError for mistakes that can be detected only by the parts once they are
+        built.
         """
         assert config.seed is not None, "the trial draws a seed before it starts sessions"
         self.config, self.index, self.folder, self.num_threads = config, index, folder, num_threads
@@ -174,7 +175,8 @@ class Session:
     def _end(self) -> None:
         """Save the session, then call the callbacks that are due only because the budget is spent.
 
-        A run with a larger budget lacks what these do, so an extension continues from the state before them.
+        If the budget is extended later, the session continues from the saved state, because a run that had
+        the larger budget from the start would not have made these calls.
         """
         if self.checkpoint is not None:
             self.checkpoint.save(self.view)
@@ -279,12 +281,12 @@ class Session:
         if self.compute.noise is not None:
             self.compute.noise.load_state_dict(state.get("noise", []))
         for name, callback in self._named_callbacks().items():
-            # A callback that was added since then has no saved state.
+            # A callback that was added since the state was saved has no saved state.
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
 
     def computes_with(self) -> dict[str, Any]:
-        """Return further settings that a run's exact numbers depend on, as plain data."""
+        """Return, as plain data, the settings of the computation on which a run's exact numbers depend."""
         compute = self.compute
         return {
             "device": compute.device.type,
@@ -295,7 +297,7 @@ class Session:
         }
 
     def own_metrics(self) -> dict[str, float]:
-        """Return the columns of a training row about this process."""
+        """Return the columns of a training row that describe this process."""
         noise = self.compute.noise
         return {
             **self.agent.metrics(),
@@ -329,8 +331,8 @@ def _compute(
 ) -> Compute:
     """Return the session's device, threads, precision and workspace.
 
-    images: whether the agent sees images. Large arrays are stored in files with enough room that training
-    never overwrites data that the oldest kept checkpoint refers to.
+    images: whether the agent sees images. Large arrays are stored in files, which have so much room that
+    training never overwrites data to which the oldest kept checkpoint refers.
     """
     meta, replay = config.meta, folder.replay
     # Checkpoints are due at the first step across a multiple of the frequency, up to num_envs frames late.

@@ -71,7 +71,7 @@ class OwnEnvironments:
         return agent.act
 
     def restore(self, state: Mapping[str, Any]) -> NDArray:
-        """Replay the saved actions. If this does not reproduce the episodes, start new ones and warn."""
+        """Replay the saved actions. If this does not reproduce the episodes, start new episodes and warn."""
         try:
             return self.env.load_state_dict(state)
         except ReplayError as error:
@@ -80,7 +80,7 @@ class OwnEnvironments:
 
 
 class Acted(NamedTuple):
-    """One vector step."""
+    """A vector step of the actor process."""
 
     action: NDArray
     """Actions passed to the environments. [num_envs, *action]"""
@@ -95,12 +95,12 @@ class Acted(NamedTuple):
 
 
 class ActorProcess:
-    """Take the place of a session's environments, and of its agent when acting.
+    """A process that takes the place of a session's environments and, when acting, of its agent.
 
-    The process steps at most `queue_size` vector steps ahead of the learner, with weights that are published
+    The process is at most `queue_size` vector steps ahead of the learner, with weights that are published
     every `update_period` updates. The learner receives every step in order, so the number of updates per
     frame is exact; the age of the acting weights depends on timing. Frames, episodes and statistics count
-    only the steps that the learner has received. Methods raise HelperError.
+    only the steps that the learner has received. The methods raise HelperError.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ActorProcess:
     ) -> None:
         """Start the process, and wait until its environments are made.
 
-        index, seed, folder: those of the session.
+        index, seed, folder: index, seed and folder of the session.
         """
         self.seed = seed
         self.num_envs: int = config.env.config.num_envs
@@ -160,7 +160,7 @@ class ActorProcess:
         return self._begin(None)
 
     def restore(self, state: Mapping[str, Any]) -> NDArray:
-        """Start acting in new episodes; the saved unfinished ones are cut.
+        """Start acting in new episodes, and cut off the saved unfinished episodes.
 
         Returns the first observations, [num_envs, *obs].
         """
@@ -180,7 +180,7 @@ class ActorProcess:
         return self._acted.action
 
     def step(self, action: NDArray) -> Step:
-        """Return the environments' step that belongs to these actions."""
+        """Return the environments' step that belongs to `action`."""
         step = self._acted.step
         self._record.append(action)
         self.actions, self.action_mask = action, step.mask
@@ -206,8 +206,9 @@ class ActorProcess:
     def metrics(self) -> dict[str, float]:
         """Return the columns `staleness`, `staleness_max`, `step_interval`, and those of `action_statistics`.
 
-        staleness: optimizer updates by which the acting weights were behind, over the last WINDOW vector
-        steps; step_interval: mean seconds per vector step, over the same steps.
+        staleness, staleness_max: mean and maximum number of optimizer updates by which the acting weights
+        were behind, over the last WINDOW vector steps; step_interval: mean seconds per vector step, over the
+        last WINDOW vector steps.
         """
         shares = action_statistics(self._record.latest, self.action_space)
         if not self._latest:
@@ -222,8 +223,8 @@ class ActorProcess:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a VectorEnv whose episodes cannot be reproduced, because the actor has already
-        stepped beyond it."""
+        """Return the state in the form of a VectorEnv whose episodes cannot be reproduced, because the
+        actor's environments are already ahead of this state."""
         shape = self.action_space.shape or ()
         return {
             "seed": self.seed,
@@ -260,7 +261,7 @@ class ActorProcess:
         self._weights.publish(self._modules, self._published)
 
     def _next(self, at_least: float = 0.0) -> Any:
-        """Wait for the next message, for the timeout and at least `at_least` seconds."""
+        """Wait for the next message, up to the timeout or `at_least` seconds, whichever is longer."""
         timeout = max(self._options.timeout, at_least)
         if self._helper.has_message(timeout):
             return self._helper.receive()
@@ -298,7 +299,7 @@ def serve(
     copy: ActingCopy | None = None
     try:
         parent.send((env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
-        # The state of the agent, that of the environments or None for new ones, and the file of the weights.
+        # State of the agent, state of the environments (None: new ones), and file of the weights.
         acting, state, path = parent.receive()
         spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
         # The learner draws from streams of the same names, so the actor needs another seed.
@@ -341,7 +342,8 @@ def serve(
 
 
 class Sender:
-    """Send in the background, because a busy learner does not read and steps with images fill the pipe."""
+    """Send steps in the background, because steps with images fill the pipe while a busy learner does not
+    read."""
 
     def __init__(self, parent: ParentConnection) -> None:
         self._parent = parent
@@ -361,7 +363,8 @@ class Sender:
 
 
 _HEADER = 64
-"""Bytes before the first tensor. They hold the number of starts and ends of writes, and the version."""
+"""Number of bytes before the first tensor. They contain the number of starts and ends of writes, and the
+version."""
 
 
 def _tensors(modules: Mapping[str, nn.Module]) -> Iterator[Tensor]:
@@ -379,7 +382,7 @@ class WeightsFile:
 
     def __init__(self, path: Path, modules: Mapping[str, nn.Module], create: bool = False) -> None:
         """modules: networks of the same shapes as those of the other process; create: whether to create the
-        file, which the writer does."""
+        file; only the writer does."""
         layout, end = [], _HEADER
         for tensor in _tensors(modules):
             layout.append((tensor.dtype, tensor.shape, end))

@@ -57,7 +57,7 @@ class Alone:
         """Check, before the first step, that all ranks have the same weights."""
 
     def stops(self) -> bool:
-        """Return whether to stop at this step, because any of the ranks must stop."""
+        """Return whether to stop at this step, because at least one rank must stop."""
         return self._interruption.requested
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
@@ -72,11 +72,11 @@ class Alone:
         return self._session.own_metrics()
 
     def state_dict(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return further state for a checkpoint, beyond `own`, the state of this process."""
+        """Return the state that a checkpoint contains in addition to `own`, the state of this process."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the agent. The clock must have been restored before."""
+        """Restore the agent. The clock must already have been restored."""
         self._session.agent.load_state_dict(state["agent"])
 
 
@@ -231,7 +231,7 @@ class SharedWeights:
         self._take_over()
 
     def exchange(self) -> None:
-        """Add the changes of an update to the common weights, and copy these to the session."""
+        """Add the changes of an update to the common weights, and copy the common weights to the session."""
         if self._synced:
             self._common.add_(self._own.data - self._base)
             self._take_over()
@@ -239,8 +239,9 @@ class SharedWeights:
     def restore(self, load: Callable[[], None], load_furthest: Callable[[], None]) -> None:
         """Restore a session, except its weights, which all sessions share.
 
-        load: restores the session; load_furthest: restores the session of the trial that had trained for the
-        most frames. The first session to be restored takes the common weights from the latter.
+        load: function that restores the session; load_furthest: function that restores the session of the
+        trial that had trained for the most frames. The first session to be restored takes the common weights
+        from that session.
         """
         brought = self._folder / "restored"
         with self._alone():
@@ -267,20 +268,22 @@ class SharedWeights:
 
 
 def furthest(run_folder: Path) -> Checkpoint | None:
-    """Return the undamaged checkpoint with the most frames of all sessions of a trial, including finished
-    ones."""
+    """Return the undamaged checkpoint with the most frames among all sessions of a trial, including finished
+    sessions."""
     stores = [session.store() for session in Run(run_folder).sessions]
     newest = [(store.newest_whole_frame() or 0, store) for store in stores]
     return max(newest, key=lambda each: each[0])[1].latest() if newest else None
 
 
 def forget_shared_weights(run_folder: Path) -> None:
-    """Remove the files of earlier sessions before new ones start, which restore from checkpoints."""
+    """Remove the files of earlier sessions before new sessions start, because those restore from
+    checkpoints."""
     shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
 
 
 def check_shared_weights(config: TrialConfig, images: bool) -> None:
-    """Raise InputError if the sessions of a trial cannot train the same weights as configured.
+    """Raise InputError if the configuration asks for sessions with the same weights, but they cannot share
+    them.
 
     images: whether the agent sees images.
     """
@@ -288,7 +291,7 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
     if not meta.distributed:
         return
     if meta.max_session < 2:
-        allowed = f"be at least 2 with meta.distributed={meta.distributed}, whose sessions train together"
+        allowed = f"be at least 2 with meta.distributed={meta.distributed}: sessions train together"
         fix = "meta.max_session=2 or more"
         raise InputError.value("meta.max_session", meta.max_session, allowed, fix=fix, code="contradiction")
     agent_class(config.agent).check_shared(config.agent.config)
@@ -300,8 +303,8 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
 
 
 def on_cpu(state: Any) -> Any:
-    """Return nested state with its tensors on the CPU: one on a GPU would arrive there at its receiver too,
-    which may use another GPU."""
+    """Return nested state with its tensors on the CPU. A receiver would put a tensor of a GPU on the same
+    GPU, although the receiver may use another one."""
     if isinstance(state, torch.Tensor):
         return state.cpu()
     if isinstance(state, Mapping):
@@ -310,7 +313,8 @@ def on_cpu(state: Any) -> Any:
 
 
 def _sharing(state: Any, own: Any) -> Any:
-    """Return `state` with equal tensors replaced by those of `own`, so that a checkpoint stores them once."""
+    """Return `state` with each tensor that is equal in `own` replaced by that of `own`, which is then stored
+    once."""
     if isinstance(state, Mapping) and isinstance(own, Mapping):
         return {name: _sharing(value, own.get(name)) for name, value in state.items()}
     if isinstance(state, torch.Tensor) and isinstance(own, torch.Tensor):

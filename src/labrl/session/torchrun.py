@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _FAILED, _RECORDED = "labrl/failed", "labrl/recorded"
 _PATIENCE = 20.0
-"""Seconds that a failed rank waits for rank 0 to record why, because torchrun ends all when one exits."""
+"""Seconds that a failed rank waits for rank 0 to record the error, because torchrun ends all ranks when one
+exits."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Launch:
 
 
 def typed_command() -> Typed:
-    """Return the command that started this process; under torchrun, that of its parent if it is known."""
+    """Return the command that started this process; under torchrun, the command of the parent process, if
+    known."""
     if Launch.here() is not None:
         try:
             arguments = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
@@ -140,7 +142,7 @@ class Group:
     def begin(self, folder: Path, frame: int | None) -> Ranks:
         """Start the session of the run in `folder` on the other ranks. Called on rank 0.
 
-        frame: that of the checkpoint to start from; None for a new session. Returns the ranks.
+        frame: frame of the checkpoint to start from; None for a new session. Returns the ranks.
         """
         self.begun = True
         signal.signal(signal.SIGTERM, _outlive)
@@ -149,7 +151,8 @@ class Group:
         return self.ranks
 
     def dismiss(self) -> None:
-        """Let the other ranks exit, with or without a session, after all is recorded. Called on rank 0."""
+        """Tell the other ranks to exit, after everything is recorded, even if no session has started. Called
+        on rank 0."""
         if not self.begun:
             self.ranks.scatter_from_rank0([None] * self.ranks.size)
         self._store.set(_RECORDED, "")
@@ -162,7 +165,8 @@ class Group:
             dist.destroy_process_group()
 
     def fail(self, error: BaseException) -> None:
-        """Tell rank 0 the error that ended this rank, disconnect, and wait until rank 0 has recorded it."""
+        """Report to rank 0 the error that ended this rank, disconnect, and wait until rank 0 has recorded
+        it."""
         self._store.set(_FAILED, f"rank {self.ranks.rank} failed: {type(error).__name__}: {error}")
         self.leave()
         until = time.monotonic() + _PATIENCE
@@ -191,7 +195,7 @@ def leading() -> Group | None:
 
 
 def lead(run: Callable[[], int]) -> int:
-    """Call `run` on rank 0, and let the other ranks exit afterwards. Return its exit code."""
+    """Call `run` on rank 0, tell the other ranks to exit afterwards, and return the exit code of `run`."""
     stop_when_orphaned()  # A killed torchrun does not end its processes.
     try:
         return run()

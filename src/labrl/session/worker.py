@@ -34,14 +34,15 @@ LEAVE_SECONDS = 5.0
 """Seconds that an idle process has to exit before it is killed."""
 
 SESSIONS, TRIALS = "labrl.session.run", "labrl.trial.start"
-"""Modules whose function `carry_out` a worker calls: to run a session, or to train a whole trial."""
+"""Modules whose function `carry_out` a worker calls: to run a session, or to train a complete trial."""
 
 
 class Worker:
     """A process that runs sessions or trials, one after another.
 
-    It ignores Ctrl-C, which a terminal sends to every process. If this process ends, its session saves and
-    ends. Workers are forked from a server that has imported PyTorch once for all of them and has no threads.
+    It ignores Ctrl-C, which a terminal sends to every process. If the parent process ends, the session of the
+    worker saves and ends. Workers are forked from a server that has imported PyTorch once for all of them and
+    has no threads.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, work: str = SESSIONS) -> None:
@@ -52,7 +53,7 @@ class Worker:
         """
         self.environment = dict(environment or {})
         self.running = False
-        """Whether it carries out an order, so that `ended` has not returned its answer yet."""
+        """Whether the process has an order whose answer `ended` has not returned yet."""
         self.died = False
         """Whether the process has ended without an answer."""
         self._line, there = Pipe()
@@ -67,7 +68,7 @@ class Worker:
         there.close()  # so that the end of the process is noticed
 
     def run(self, order: Mapping[str, Any]) -> None:
-        """Order a session or a trial. The one before must have ended.
+        """Have the process run a session or a trial. The previous one must have ended.
 
         order: plain data for `carry_out`: the `folder` of the run, further variables in `environment`, ...
         """
@@ -77,9 +78,8 @@ class Worker:
             self._line.send_bytes(json.dumps({**surroundings(), **order, "environment": variables}).encode())
 
     def ended(self) -> tuple[int, str | None] | None:
-        """Return the exit code and the error, if there is one, of what was ordered; None while it runs.
-
-        The code is negative for a signal that has killed the process.
+        """Return the exit code of the session or trial, and its error if there is one; None while it runs.
+        The exit code is negative if a signal has killed the process.
         """
         try:
             if not self._line.poll():
@@ -103,7 +103,7 @@ class Worker:
                 os.kill(self._process.pid, number)
 
     def close(self) -> None:
-        """Let the process exit. A session that still runs saves first, however long that takes."""
+        """Have the process exit. A session that still runs saves first, however long that takes."""
         self._line.close()
         self._process.join(None if self.running else LEAVE_SECONDS)
         if self.alive:  # because of a user's code
@@ -113,10 +113,11 @@ class Worker:
 
 @cache
 def start_server(work: str = SESSIONS) -> ForkServerContext | SpawnContext:
-    """Start the server from which workers are forked, if this system can, and return the context for them.
+    """Start the server from which workers are forked, if this system supports forking, and return the
+    workers' multiprocessing context.
 
     Calling this early lets it import PyTorch while this process does other things. It imports `work` and the
-    modules of labrl that every session needs, and none of the user's.
+    modules of labrl that every session needs, but no module of the user.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
         return multiprocessing.get_context("spawn")
@@ -134,7 +135,7 @@ def start_server(work: str = SESSIONS) -> ForkServerContext | SpawnContext:
 
 @contextmanager
 def workers_for(count: int) -> Iterator[list[Worker]]:
-    """Yield workers for as many sessions, and end them afterwards. After an error, sessions save first."""
+    """Yield `count` workers, and end them afterwards. After an error, their sessions save first."""
     with ExitStack() as ending:
         workers = []
         for _ in range(count):
@@ -149,14 +150,16 @@ def workers_for(count: int) -> Iterator[list[Worker]]:
 
 
 def wait_for(workers: Collection[Worker], seconds: float) -> None:
-    """Wait until one of the orders has ended, at most `seconds`."""
+    """Wait until a session or trial of one of the workers has ended, at most `seconds`."""
     wait([worker._line for worker in workers if worker.running], seconds)
 
 
 def _take_orders(line: Connection, work: str) -> None:
-    """Carry out what a `Worker` orders, in its process, until it closes the connection.
+    """Run, in the process of a `Worker`, the sessions or trials that it orders, until the connection is
+    closed.
 
-    If it does so during an order, because its process has ended, SIGTERM lets this process save and end.
+    If the connection is closed during a session, because the parent process has ended, this process sends
+    itself SIGTERM, so that the session saves and ends.
     """
     orders = queue.SimpleQueue[Any]()
     begun, busy = threading.Event(), threading.Event()

@@ -23,7 +23,8 @@ from labrl.session.evaluation import Quota
 def build_callbacks(
     config: TrialConfig, workspace: Workspace, num_ranks: int = 1
 ) -> tuple[list[Callback], Evaluate, Checkpoint]:
-    """Return the callbacks of a session in the order in which they run, and two of them.
+    """Return the callbacks of a session in the order in which they run, and separately two of them,
+    `Evaluate` and `Checkpoint`.
 
     Listeners, including users' callbacks, come first, so that they have started before the first row is
     written. Callbacks that write rows follow. The checkpoint comes last, so that it includes the changes of

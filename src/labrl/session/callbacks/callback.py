@@ -38,7 +38,7 @@ class SessionView:
 
     config: TrialConfig
     index: int
-    """Number of the session in its trial, from 0."""
+    """Index of the session in its trial, from 0."""
     seed: int
     """The session's seed, from which all its random streams are derived."""
     clock: Clock
@@ -53,12 +53,13 @@ class SessionView:
     num_threads: int
     """Number of threads that this session may use."""
     stopping: Callable[[], bool]
-    """Function that returns whether the session was asked to stop, which it does between two steps."""
+    """Function that returns whether the session was asked to stop; the session stops between two steps."""
     interrupted: Callable[[], bool]
     """Function that returns whether a signal or a search stopped the session before its last frame or
     evaluation."""
     stop: Callable[[], Stop | None]
-    """Function that returns why a callback ended the session before its budget, or None."""
+    """Function that returns why a callback ended the session before its budget was spent; None if none
+    did."""
     last_step: Callable[[], Step | None]
     """Function that returns the last vector step, read-only, with raw rewards and the episodes that ended in
     it; None before the first, after a resume until the next, and while the agent learns without acting."""
@@ -79,17 +80,18 @@ class Callback:
     its methods runs. It may draw random numbers only from a stream with a name of its own.
 
     A run that is continued with a larger budget must have the same past as a run that had this budget from
-    the start. The last checkpoint is therefore saved before `step` and the methods for rows are called only
-    because the budget has ended, which is when `session.clock.ended` is true.
+    the start. At the end of the budget, when `session.clock.ended` is true, some calls of `step` and of the
+    methods for rows are made only because the budget has ended. The last checkpoint is therefore saved before
+    these calls.
     """
 
     frequencies: Sequence[int] = (1,)
     """Numbers of frames. `step` is called after the first vector step that crosses a multiple of one of them,
-    and at the end of the budget. With (1,) it is called after every vector step and must be cheap; with ()
-    never."""
+    and at the end of the budget. With (1,) it is called after every vector step and must be cheap; with () it
+    is never called."""
     next_time: float = math.inf
-    """Time, as of `time.perf_counter`, from which the next vector step is also followed by a call of
-    `step`."""
+    """Time, in seconds of `time.perf_counter`, after which the first vector step is also followed by a call
+    of `step`."""
     gives_up: bool = False
     """Set this to True to end the session after the current step and record it as pruned by a search."""
     stopped_by: Stop | None = None
@@ -105,8 +107,8 @@ class Callback:
     def metrics(self) -> Mapping[str, float]:
         """Return columns for a training row, numbers by name. Called once for each row, after `step`.
 
-        What it changes, for instance by starting a new average, belongs to the state of the callback. The
-        names must differ from those of all other columns.
+        Whatever this method changes, for instance by starting a new average, is part of the callback's state.
+        The names must differ from those of all other columns.
         """
         return {}
 
@@ -114,7 +116,7 @@ class Callback:
         """Receive a row of metrics that was written to `table`, with the columns of that file."""
 
     def finish(self, session: SessionView) -> None:
-        """Release resources at the end, also after an interruption or an exception."""
+        """Release resources at the end, even after an interruption or an exception."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain data, arrays and tensors."""

@@ -21,13 +21,13 @@ from labrl.session.callbacks.evaluate import Evaluate, Evaluated
 _log = logging.getLogger(__name__)
 
 LARGEST_COPY = 2**28
-"""Largest state in bytes that is copied and written in the background; two larger ones may not fit in
-memory."""
+"""Size in bytes of the largest state that is copied and written in the background. A larger state and its
+copy may not fit in memory together."""
 
 
 class DiskRefusesError(LabrlError):
-    """Raised if no checkpoint can be written at the end, or for so long that none would be left to resume
-    from."""
+    """Raised if no checkpoint can be written at the end, or if writing has failed for so long that no usable
+    checkpoint would be left to resume from."""
 
     codes = ("resources",)
 
@@ -38,9 +38,10 @@ class Checkpoint(Callback):
     Must be the last callback, because the checkpoint includes the changes of the others at this frame.
 
     Training continues while a checkpoint is written if the state is small enough to be copied and no part of
-    it is in files that training writes to. A checkpoint is complete on disk before the next one starts and
-    before the session ends. If a replay buffer is stored in files, checkpoints become more frequent if these
-    files have less room than `meta.log_frequency` frames take, or if frames fill them sooner than usual.
+    it is in files that training writes to. A checkpoint is complete on disk before the next one is started
+    and before the session ends. If a replay buffer is stored in files, checkpoints become more frequent if
+    these files have too little room for `meta.log_frequency` frames, or if frames fill them sooner than
+    usual.
 
     If the disk fails, training continues and `session.folder.errors` reports it; earlier checkpoints stay. If
     they depend on files that training writes to, training ends before it would make them unusable. If the
@@ -65,7 +66,7 @@ class Checkpoint(Callback):
         keep_every: int | None = None,
     ) -> None:
         """frequency: frames between checkpoints; keep_last: number of latest checkpoints to keep; evaluate:
-        provides the frame of the best model; workspace: the files that may contain part of the state;
+        provides the frame of the best model; workspace: has the files that may contain part of the state;
         num_ranks: number of ranks; keep_every: frames between checkpoints that are never removed."""
         self._frequency, self._keep_last, self._keep_every = frequency, keep_last, keep_every
         self._evaluate = evaluate
@@ -86,8 +87,7 @@ class Checkpoint(Callback):
         if self._most_unsaved(session) < self._frequency:
             self._frequency = self._most_unsaved(session)
             _log.warning(
-                "checkpoints are written every %d frames, because the files in %s were made with room for no "
-                "more",
+                "checkpoints are written every %d frames, because the files in %s have no room for more",
                 *(self._frequency, session.folder.replay),
             )
         # The room that a step takes in files is known only after the step.
@@ -97,7 +97,7 @@ class Checkpoint(Callback):
         self._workspace.mark()
         found = self._store.best_frame()
         if best_frame is not None and best_frame != found and best_frame in self._store.frames():
-            # The run was killed before it was marked, or its evaluation has just been repeated.
+            # The run was killed before this checkpoint was marked, or its evaluation has just been repeated.
             self._declare_best(session, best_frame)
 
     def step(self, session: SessionView) -> None:
@@ -111,23 +111,25 @@ class Checkpoint(Callback):
             self.save(session)
 
     def save(self, session: SessionView) -> None:
-        """Save, unless this has been done at this frame.
+        """Save, unless this frame has already been saved.
 
-        Once the session has ended, nothing is saved: an extended run must not contain what is due only
-        because a smaller budget ended.
+        Nothing is saved once the session has ended: if its budget is extended later, the run must not contain
+        a checkpoint that exists only because the smaller budget ran out.
         """
         if not session.clock.ended and (self._refused or session.clock.frame != self._saved_frame):
             self._save(session)
 
     def save_now(self, session: SessionView) -> None:
-        """Save at this frame, because a signal asks for it, and say so in the log."""
+        """Save at this frame, because a signal requests it, and report this in the log."""
         if self._num_ranks > 1:
-            _log.warning("several ranks save only at their usual checkpoints, so SIGUSR2 has no effect")
+            _log.warning("several ranks save only when checkpoints are due, so SIGUSR2 has no effect")
             return
         self.save(session)
         self._settle()
         if not self._refused:
-            _log.warning("checkpoint at frame %d, as SIGUSR2 asks; training continues", session.clock.frame)
+            _log.warning(
+                "checkpoint at frame %d, requested by SIGUSR2; training continues", session.clock.frame
+            )
 
     def finish(self, session: SessionView) -> None:
         """Save an interrupted session; with `save_crash`, save a failed one in a separate folder."""
@@ -141,11 +143,13 @@ class Checkpoint(Callback):
         self._writer.shutdown()
         if not crashed and self._refused:
             found = self._written_frame
-            start = f"the last checkpoint, at frame {found:,}" if found else "frame 0: there is no checkpoint"
+            start = (
+                f"the last checkpoint, at frame {found:,}" if found else "frame 0, as there is no checkpoint"
+            )
             raise DiskRefusesError(
-                f"no checkpoint could be written at the end, frame {session.clock.frame:,} "
-                f"({session.folder.errors.cause}): mend that in {session.folder.checkpoints}, then continue "
-                f"with labrl +resume from {start}",
+                f"no checkpoint could be written at the end, at frame {session.clock.frame:,} "
+                f"({session.folder.errors.cause}): make {session.folder.checkpoints} writable again, then "
+                f"continue with labrl +resume from {start}",
                 key=str(session.folder.checkpoints),
             )
 
@@ -164,14 +168,16 @@ class Checkpoint(Callback):
 
     @property
     def _room_spent(self) -> float:
-        """The fraction of the room in files that is filled since the last checkpoint, counting the next step.
+        """Fraction of the room in files that has been filled since the last checkpoint, including the next
+        step.
 
         It is 0 for several ranks, which must save together and therefore at frames that the clock determines.
         """
         return self._workspace.spent if self._num_ranks == 1 else 0.0
 
     def _most_unsaved(self, session: SessionView) -> int:
-        """Return the largest number of frames between checkpoints that keeps all stored ones usable."""
+        """Return the largest number of frames between checkpoints for which all stored checkpoints remain
+        usable."""
         frames = self._workspace.frames_safe * self._num_ranks - session.config.env.config.num_envs
         return max(frames // self._keep_last, 1)
 
@@ -231,7 +237,8 @@ class Checkpoint(Callback):
             raise DiskRefusesError(
                 f"no checkpoint could be written since frame {self._written_frame:,} "
                 f"({session.folder.errors.cause}), and further training would overwrite the parts of {files} "
-                "that the last one needs: mend that, then continue from it with labrl +resume",
+                "that the last checkpoint needs: make the folder of checkpoints writable again, then "
+                "continue from that checkpoint with labrl +resume",
                 key=str(files),
             )
 

@@ -19,16 +19,16 @@ from labrl.seeding import derived_seed
 from labrl.session.callbacks.callback import SessionView
 
 NamedValues = tuple[str, NDArray, NDArray | None]
-"""A name, its values, and the bin edges of their histogram, None for bins of equal width."""
+"""A name, its values, and the bin edges of their histogram (None: bins of equal width)."""
 
 
 def weights(agent: Agent) -> dict[str, NDArray]:
-    """Return each weight tensor, by name `<network>/<parameter>`."""
+    """Return the weight tensors by name, `<network>/<parameter>`."""
     return {name: _array(parameter) for name, parameter in _parameters(agent)}
 
 
 def gradients(agent: Agent) -> dict[str, NDArray]:
-    """Return the gradients of the last update, after clipping to the largest norm."""
+    """Return the gradients of the last update, after clipping to the maximum norm."""
     named = _parameters(agent)
     return {name: _array(parameter.grad) for name, parameter in named if parameter.grad is not None}
 
@@ -100,7 +100,7 @@ class CloserLook:
 
 
 def action_values(space: gym.Space[Any], actions: NDArray) -> Iterator[NamedValues]:
-    """Yield each component of the actions separately; a discrete one has a bin for each choice.
+    """Yield each component of the actions separately; a discrete component has a bin for each choice.
 
     actions: [n, *action].
     """
@@ -114,7 +114,7 @@ def outputs(session: SessionView) -> dict[str, NDArray]:
     """Return the outputs of all layers for the current observations, as `outputs/<network>/<part>`.
 
     For agents with the trait `policy_numbers`, also return the parameters of the action distribution as
-    `policy/...`. The policy is called as in evaluation, with a random stream of its own.
+    `policy/...`. The policy is called as in evaluation, but with a random stream of its own.
     """
     agent, present = session.agent, session.observation()
     if present is None:
@@ -139,7 +139,7 @@ def outputs(session: SessionView) -> dict[str, NDArray]:
 def _record(
     found: dict[str, NDArray], name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> None:
-    """Forward hook that keeps the output of a layer, or the first of several."""
+    """Forward hook that keeps the output of a layer, or its first output if it has several."""
     first = output[0] if isinstance(output, tuple) else output
     if isinstance(first, torch.Tensor):
         found[name] = _array(first)

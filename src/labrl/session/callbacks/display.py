@@ -51,15 +51,16 @@ _TRIAL_LAYOUTS = (
     (8, 0, False, False),
     (0, 0, False, False),
 )
-"""Layouts of a row about a trial, in the same form."""
+"""Layouts of a row about a trial, in the form of `_LAYOUTS`."""
 
 _STYLES = {"waiting": "dim", "failed": "red"}
 
 _ABOUT = 20
-"""Number of columns that these layouts leave for what distinguishes the trial, if that is so long."""
+"""Largest number of columns in a row for the text that distinguishes the trial from others."""
 
 SHOWN_ABOVE = "LABRL_PROGRESS_SHOWN"
-"""Name of the environment variable of a trial whose progress the panel of its experiment shows."""
+"""Name of the environment variable that is set for a trial whose progress is shown in its experiment's
+panel."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -79,9 +80,10 @@ class SessionProgress:
     wall: float
     """Seconds of training so far."""
     rows: int
-    """Rows of training metrics written by this process."""
+    """Number of rows of training metrics written by this process."""
     status: str
-    """starting, running, finished, interrupted or failed; ended if the process ended without saying how."""
+    """starting, running, finished, interrupted or failed; ended if the process ended without recording
+    how."""
     phases: dict[str, float] = field(default_factory=dict)
     """Fraction of the time spent in `env`, `act`, `learn` and `callbacks`."""
     returns: list[float] = field(default_factory=list)
@@ -102,7 +104,8 @@ class SessionProgress:
         """The time left at the current speed in seconds; None while it is too early for an estimate.
 
         The first frames include the start of the environments and precede the first update. An estimate
-        therefore needs 3 seconds of training, and 2 % of the frames, 3 rows or 30 seconds.
+        therefore needs at least 3 seconds of training, and in addition 2 % of the frames, 3 rows or 30
+        seconds.
         """
         begun = self.wall >= 3 and (self.frame >= 0.02 * self.max_frame or self.rows >= 3 or self.wall >= 30)
         if not self.fps or not begun:
@@ -122,7 +125,7 @@ class TrialProgress(SessionProgress):
 
     @classmethod
     def of(cls, number: int, about: str, status: str, sessions: Sequence[SessionProgress] = ()) -> Self:
-        """Return the progress of a trial with this number in its experiment."""
+        """Return the progress of the trial with index `number` in its experiment."""
         running = [one for one in sessions if one.status == "running"]
         scores = [one.return_mean for one in sessions if one.return_mean is not None]
         returns = [one.returns for one in sessions if one.returns]
@@ -169,7 +172,7 @@ class Terminal(Console):
 class _Live(Live):
     """Rich's live display, which also erases the lines that a terminal adds when it becomes narrower.
 
-    Such a terminal wraps the lines of the panel.
+    A terminal that becomes narrower wraps the lines of the panel.
     """
 
     _drawn: Sequence[int] = ()
@@ -189,7 +192,7 @@ class Display:
     """A live panel in a terminal or a notebook; plain lines elsewhere."""
 
     _above: ClassVar[Console | None] = None
-    """Console of the panel in the terminal of this process, which prints above it; None without a panel."""
+    """Console that prints above the panel in this process's terminal; None without a panel."""
 
     def __init__(
         self,
@@ -198,8 +201,8 @@ class Display:
         now: Callable[[], float] = time.monotonic,
         transient: bool = False,
     ) -> None:
-        """num_rows: number of sessions or trials, which are named if there are several; transient: whether
-        `close` removes the panel from the terminal."""
+        """num_rows: number of sessions or trials; if there are several, each line names its session or trial;
+        transient: whether `close` removes the panel from the terminal."""
         self._console, self._now, self._several = console or Terminal(), now, num_rows > 1
         self._transient = transient
         self._live: Live | None = None
@@ -273,7 +276,8 @@ class Display:
         return Terminal() if cls._above is None or redirected else cls._above
 
     def _line(self, progress: SessionProgress) -> None:
-        """Print a line at the end, after a new row, or after a while, but never two within a second.
+        """Print a line when the session has ended, after a new row, or after a while, but never two within a
+        second.
 
         While a session learns or evaluates, its frame does not change, and no line is repeated.
         """
@@ -290,7 +294,7 @@ class Display:
             self.say(prefix + ", ".join(_facts(progress)))
 
     def _panel(self, rows: Sequence[SessionProgress], foot: Sequence[RenderableType]) -> RenderableType:
-        """Return the rows and, if there is room, the losses of each and the use of its time."""
+        """Return the rows and, if there is room, the losses and the use of time of each session."""
         width = self._console.width - _FREE
         longest = max((len(one.about) for one in rows if isinstance(one, TrialProgress)), default=0)
         for layout in _TRIAL_LAYOUTS if longest else _LAYOUTS:
@@ -342,7 +346,7 @@ class Display:
         return table
 
     def _details(self, progress: SessionProgress, width: int) -> Text:
-        """Return the shares of time by phase, and as many losses as fit into `width`."""
+        """Return the fraction of time spent in each phase, and as many losses as fit into `width`."""
         phases = [f" {'log' if n == 'callbacks' else n} {share:.0%}" for n, share in progress.phases.items()]
         losses = [f"  {name} {value:.3g}" for name, value in progress.losses.items()]
         if phases and losses:

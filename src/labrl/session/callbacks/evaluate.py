@@ -35,7 +35,8 @@ Follower = Callable[[SessionView, Evaluated], None]
 
 
 class Evaluate(Callback):
-    """Write a row to `eval.csv` every `meta.eval_frequency` frames and, marked, at the end of the budget.
+    """Write a row to `eval.csv` every `meta.eval_frequency` frames and, with the mark `end`, at the end of
+    the budget.
 
     If the quota has no environments, the score is that of the last `meta.episode_window` training episodes.
     Otherwise separate environments in evaluation mode play whole episodes. The seeds of episodes and actions
@@ -43,8 +44,8 @@ class Evaluate(Callback):
     resumed session evaluates like an uninterrupted one.
 
     With `beside`, a separate process plays the episodes, one evaluation at a time: when the next one is due,
-    training waits for the previous one. Rows and their order are the same; each row is written when its
-    result is known.
+    training waits for the previous one. The rows and their order are the same as without `beside`; each row
+    is written when its result is known.
 
     An evaluation that takes place only because the budget has ended does not replace the best model.
 
@@ -55,8 +56,8 @@ class Evaluate(Callback):
     def __init__(
         self, frequency: int, quota: Quota, listeners: Sequence[Callback] = (), beside: bool = False
     ) -> None:
-        """frequency: frames between rows; quota: episodes to play for each; listeners: callbacks whose `row`
-        is called with each row; beside: whether a separate process plays the episodes."""
+        """frequency: frames between rows; quota: episodes to play for each row; listeners: callbacks whose
+        `row` is called with each row; beside: whether a separate process plays the episodes."""
         self.frequency, self.frequencies = frequency, (frequency,)
         self.quota = quota
         self.followers: list[Follower] = []
@@ -66,8 +67,9 @@ class Evaluate(Callback):
         self.best_frame: int | None = None
         """Frame of the best score at a multiple of the frequency; None before the first."""
         self.best_source: Source | None = None
-        """Kind of episodes of the best score. The two kinds are not comparable: if a resume switches
-        `meta.rigorous_eval` on or off, the first score of the new kind counts as the best so far."""
+        """Kind of episodes from which the best score was computed. Scores of different kinds are not
+        comparable: if a resume switches `meta.rigorous_eval` on or off, the first score of the new kind
+        becomes the best so far."""
         self.last_frame = 0
         """Frame of the last row."""
         self._beside, self._listeners = beside and quota.num_envs > 0, listeners
@@ -83,7 +85,8 @@ class Evaluate(Callback):
         return self._queue[0].frame if self._queue else None
 
     def start(self, session: SessionView) -> None:
-        """Cut the table back to the frame at which the session continues, and make missing evaluations."""
+        """Cut the table back to the frame at which the session continues, and carry out missing
+        evaluations."""
         clock = session.clock
         self._table = continued_table(session.folder.eval_csv, self.last_frame, session.folder.errors)
         if not self.quota.num_envs:  # evaluation was switched off: drop what was queued before

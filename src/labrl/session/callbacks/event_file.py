@@ -54,7 +54,7 @@ class EventFile:
     def add_row(self, table: Table, row: Row, moment: float | None = None) -> None:
         """Write the finite numbers of a row.
 
-        moment: time at which the row was written, in seconds since the epoch; None for now.
+        moment: time at which the row was written, in seconds since the epoch; None: the current time.
         """
         values = [
             Summary.Value(tag=f"{table}/{column}", simple_value=float(value))

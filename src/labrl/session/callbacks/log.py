@@ -22,14 +22,14 @@ LONG = 5_000
 """Number of steps without a finished episode after which a warning is logged, or half of the budget if that
 is less."""
 SHORT = 500
-"""Number of steps before which the warning is never logged, however small the budget."""
+"""Number of steps for which an episode may last without a warning, however small the budget."""
 
 FIRST_ROW = 16
-"""Frame of the first early row, and frames between the rows that follow it."""
+"""Frame of the first early row, and number of frames between the next few rows."""
 
 
 def clock_columns(session: SessionView) -> dict[str, Any]:
-    """Return the first columns of every row in every table. `end` marks a row that exists only because a
+    """Return the first columns of every row in every table. `end` marks a row that exists only because the
     budget is spent."""
     clock = session.clock
     pauses = session.agent.pauses
@@ -57,7 +57,7 @@ def continued_table(path: Path, last_frame: int, errors: WriteErrors) -> CsvTabl
 
 
 def early_spacing(frame: int) -> int:
-    """Return the frames between early rows at `frame`: the largest power of two up to frame / 8.
+    """Return the number of frames between early rows at `frame`: the largest power of two up to frame / 8.
 
     The spacing depends only on the frame, not on the budget, and grows only at multiples of itself. A resumed
     or extended run therefore writes rows at the same frames as an uninterrupted one.
@@ -66,7 +66,8 @@ def early_spacing(frame: int) -> int:
 
 
 class LogTraining(Callback):
-    """Write a row to `train.csv` every `meta.log_frequency` frames and, marked, at the end of the budget.
+    """Write a row to `train.csv` every `meta.log_frequency` frames and, with the mark `end`, at the end of
+    the budget.
 
     With `early`, there are further rows at the start: they are `early_spacing` frames apart, as long as that
     is at most half of `meta.log_frequency`.
@@ -126,7 +127,7 @@ class LogTraining(Callback):
             self._table.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return frame and time of the last row, from which the next row's fps is computed."""
+        """Return the frame and the time of the last row, from which the next row's fps is computed."""
         norms = {} if self._norms is None else {"gradients": self._norms.state_dict()}
         return {"last_frame": self._last_frame, "last_wall": self._last_wall, **norms}
 
@@ -137,7 +138,7 @@ class LogTraining(Callback):
             self._norms.load_state_dict(state["gradients"])
 
     def look_ahead(self, frame: int) -> None:
-        """Set when the next row after `frame` is due."""
+        """Determine the frame at which the next row after `frame` is due."""
         spacing = early_spacing(frame)
         soon = self._early and 2 * spacing <= self._frequency
         self.frequencies = (spacing, self._frequency) if soon else (self._frequency,)
@@ -164,11 +165,12 @@ class LogTraining(Callback):
 
 
 def _add_columns(row: dict[str, Any], callback: Callback) -> None:
-    """Add the columns of a callback to a row. Raises InputError for a column that exists or is no number."""
+    """Add the columns of a callback to a row. Raises InputError for a column that already exists or is not a
+    number."""
     for name, value in callback.metrics().items():
         where = f"callbacks: {type(callback).__name__}.metrics() returns {name!r}"
         if name in row:
-            message = f"{where}, a column that train.csv has already: choose another name"
+            message = f"{where}, a column that train.csv already has: choose another name"
             raise InputError(message, code="contradiction", key="callbacks")
         try:
             row[name] = number_of(value)

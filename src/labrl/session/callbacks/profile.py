@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from labrl.session.options import ProfileConfig
 
 ROWS = 50
-"""Number of rows in the table, which lists the calls with the most time of their own."""
+"""Number of rows in the table of the calls with the longest self time."""
 
 
 class Profile(Callback):
@@ -29,7 +29,7 @@ class Profile(Callback):
         self.step(session)
 
     def step(self, session: SessionView) -> None:
-        """Start or end profiling if it is time, and set when this is called next."""
+        """Start or end profiling if either is due, and determine the frame of the next call."""
         frame = session.clock.frame
         if self._profiler is None and self._start <= frame < self._end:
             from torch.profiler import ProfilerActivity, profile, supported_activities
@@ -43,7 +43,7 @@ class Profile(Callback):
         self.frequencies = (awaited,) if frame < awaited else ()
 
     def finish(self, session: SessionView) -> None:
-        """Write the profile, also if the session ends within the window."""
+        """Write the profile, even if the session ends within the window."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return

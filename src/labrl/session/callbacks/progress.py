@@ -132,7 +132,7 @@ class Panel:
         raise NotImplementedError
 
     def finish(self, display: Display) -> None:
-        """Show what is left to show at the end."""
+        """Show the remaining output at the end."""
         self.show(display)
 
 
@@ -160,7 +160,7 @@ class TrialPanel(Panel):
     def update(self, ended: Collection[int] = ()) -> None:
         """Show the current progress of the sessions. Calls within a second of the last one have no effect.
 
-        ended: indices of sessions whose process has ended; the file of a killed one still says `running`.
+        ended: indices of sessions whose process has ended; the file of a killed session still says `running`.
         """
         self._ended = ended
         self.refresh()
@@ -178,7 +178,8 @@ class TrialPanel(Panel):
 
 
 def read_progress(session: RunSession, max_frame: int) -> SessionProgress:
-    """Return the progress of a session from its `progress.json`, which is missing until it has started."""
+    """Return the progress of a session from its `progress.json`. The file is missing until the session has
+    started."""
     try:
         return SessionProgress(**json.loads(session.progress_json.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -186,19 +187,20 @@ def read_progress(session: RunSession, max_frame: int) -> SessionProgress:
 
 
 WARNING = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [\w.]+: (.*)")
-"""A warning in a session's log, after its time and the name of its logger."""
+"""Pattern of a warning in a session's log; its group is the text after the time and the name of the
+logger."""
 
 
 class LogLines:
-    """The new lines of a log, from when this object is created on."""
+    """The lines that are added to a log after this object has been created."""
 
     def __init__(self, log: Path, pattern: re.Pattern[str]) -> None:
-        """pattern: matches the lines to yield, with their text as its first group."""
+        """pattern: regular expression for the lines to yield; its first group is their text."""
         self._log, self._pattern = log, pattern
         self._read = log.stat().st_size if log.exists() else 0  # skips lines from before a resume
 
     def new(self) -> Iterator[str]:
-        """Yield the text of the complete lines since the last call that match."""
+        """Yield the text of each matching complete line that was added since the last call."""
         try:
             with open(self._log, "rb") as file:
                 file.seek(self._read)

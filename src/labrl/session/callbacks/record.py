@@ -30,7 +30,7 @@ class RecordEpisodes(Callback):
 
     def __init__(self, evaluate: Evaluate, each: bool) -> None:
         """evaluate: the callback whose episodes are kept; each: whether to also keep the latest episode of
-        every evaluation, under the number of its frame."""
+        every evaluation, in a file named after its frame."""
         self.frequencies = evaluate.frequencies
         self._evaluate, self._each = evaluate, each
         self.highlights = Highlights()

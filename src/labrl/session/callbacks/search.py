@@ -20,19 +20,20 @@ ANSWER = "search.json"
 """File of a session with the search's answer to its last evaluation."""
 
 PATIENCE = 120.0
-"""Seconds without an answer after which the session looks whether the search still runs."""
+"""Seconds without an answer after which the session checks whether the search is still running."""
 
 _WAITS = (0.005, 0.1)
-"""Shortest and longest seconds between two looks for an answer."""
+"""Shortest and longest time between two checks for an answer, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 answer_here: Callable[[Path], None] | None = None
-"""Function that writes the answer for a session with this folder, if the search runs in this process."""
+"""Function that writes the answer for the session in a given folder; None unless the search runs in this
+process."""
 
 
 def write_answer(session: Path, frame: int, stop: bool) -> None:
-    """Answer a session's evaluation at a frame: whether to stop the session."""
+    """Write the search's answer to a session's evaluation at `frame`: whether the session must stop."""
     write_atomic(session / ANSWER, json.dumps({"frame": frame, "stop": stop}), durable=False)
 
 
@@ -51,7 +52,7 @@ class ReportToSearch(Callback):
         self._lost = False
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Wait for the answer to an evaluation, which the run folder contains already."""
+        """Wait for the answer to an evaluation, whose row is already in the run folder."""
         if table != "eval" or self._lost:
             return
         folder, frame = session.folder.path, int(row["frame"])
@@ -83,6 +84,7 @@ class ReportToSearch(Callback):
 
 
 def search_callbacks() -> list[Callback]:
-    """Return a `ReportToSearch` if this process belongs to a trial of a search, else nothing."""
+    """Return a `ReportToSearch` if this process belongs to a trial of a search, and an empty list
+    otherwise."""
     home = os.environ.get(SEARCH)
     return [ReportToSearch(home)] if home else []

@@ -41,7 +41,7 @@ class Stop:
 class StopEarly(Callback):
     """Stop at `meta.stop_at_return`, or after `meta.patience` evaluations without a new best return.
 
-    Evaluations are counted even if there are no limits, so that limits can be changed at a resume.
+    Evaluations are counted even if there are no limits, so that limits can be changed when a run is resumed.
     Evaluations without a finished episode do not count.
     """
 

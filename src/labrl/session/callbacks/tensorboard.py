@@ -20,9 +20,9 @@ class TensorBoard(Callback):
     """Write every number of every row as `train/<column>` or `eval/<column>` over frames.
 
     A resumed session starts a new file. It tells readers to discard the content of earlier files from its
-    first frame on, and repeats rows from the tables that are lost in this way. No row is shown twice, is
-    missing, or was undone by the resume. While the file cannot be written, for instance on a full disk, rows
-    are kept for later, but no histograms.
+    first frame on, and repeats rows from the tables that are lost in this way. Each row is therefore shown
+    exactly once, except rows that the resume undid, which are not shown. While the file cannot be written,
+    for instance on a full disk, rows are kept for later, but histograms are lost.
     """
 
     def __init__(self, look: CloserLook | None = None) -> None:
