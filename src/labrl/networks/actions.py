@@ -1,4 +1,4 @@
-"""Choice of actions from the outputs of a policy network: masks, conversion to a box, and noise."""
+"""Choice of actions from the outputs of a policy network: masks, noise, and conversion to a Box space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labrl.networks.layers import Array, cast, library_of
 from labrl.spaces import has_bounds
 
 INVALID = -1e9
-"""Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
+"""Logit that gives an invalid action a probability of exactly 0, while all results remain finite."""
 
 
 def mask_logits(logits: Array, mask: Array | None) -> Array:
@@ -34,7 +34,10 @@ def mask_logits(logits: Array, mask: Array | None) -> Array:
 
 
 def standard_normal(like: Array, generator: np.random.Generator | None) -> Array:
-    """Draw standard normal numbers of the shape of `like`. generator: None for that of torch."""
+    """Draw standard normal numbers in the shape of `like`.
+
+    generator: needed if `like` is an array; tensors use torch's global generator.
+    """
     if isinstance(like, Tensor):
         return torch.randn_like(like)
     assert generator is not None
@@ -42,7 +45,7 @@ def standard_normal(like: Array, generator: np.random.Generator | None) -> Array
 
 
 def clip_to_space(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> Array:
-    """Clip actions to the bounds of a space and convert them to its type. Whole numbers are rounded."""
+    """Clip actions to the bounds of a space and convert them to its dtype, with rounding for integers."""
     as_constant = library_of(action).asarray
     inside = action.clip(as_constant(low), as_constant(high))
     if dtype.kind != "f":
@@ -51,9 +54,9 @@ def clip_to_space(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> A
 
 
 class Actions(ABC):
-    """Choice of actions from the outputs of a policy network: the best ones, or drawn with noise.
+    """Choice of actions from the outputs of a policy network: the best actions, or sampled ones.
 
-    Arrays and tensors are treated alike, so that an exported policy chooses the same actions.
+    Arrays and tensors give equal results, so that an exported policy chooses the same actions.
     """
 
     num_parameters: int
@@ -71,7 +74,7 @@ class Actions(ABC):
 
     @abstractmethod
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
-        """Draw the noise of a sample. generator: needed for arrays; tensors use that of torch."""
+        """Draw the noise of a sample. generator: needed for arrays; tensors use torch's generator."""
 
     @abstractmethod
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
@@ -86,15 +89,15 @@ class Actions(ABC):
         return self.sample_or_mode(parameters)
 
     def forward_torch(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment, drawn or the best ones, for an exported policy."""
+        """Return actions for the environment from an exported policy: sampled ones or the best ones."""
         return self.to_env(self.sample_or_mode(parameters, self.noise(parameters) if sampled else None))
 
 
 class BoxActions:
-    """Conversion of flat actions in [-1, 1] to actions of a bounded box."""
+    """Conversion of flat actions in [-1, 1] to actions of a bounded Box space."""
 
     def __init__(self, space: gym.spaces.Box, precision: type[np.floating] | None = None) -> None:
-        """precision: type of the bounds in the computation, None for the type of the space."""
+        """precision: dtype in which the bounds are computed; None for the dtype of the space."""
         self.size = math.prod(space.shape)
         """Number of components of an action."""
         self.stored: gym.Space[Any] = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
@@ -108,12 +111,12 @@ class BoxActions:
 
     @staticmethod
     def fits(space: gym.spaces.Box) -> bool:
-        """Return whether a box has bounds and real numbers."""
+        """Return whether a Box space is bounded and has a floating-point dtype."""
         return has_bounds(space) and np.issubdtype(space.dtype, np.floating)
 
     @classmethod
     def check(cls, space: gym.spaces.Box, agent: str) -> None:
-        """Raise InputError for a box without bounds or of whole numbers."""
+        """Raise InputError if a Box space is unbounded or has an integer dtype."""
         if not cls.fits(space):
             raise InputError(
                 f"agent: {agent} scales its actions from (-1, 1) to the bounds of a box of real numbers, but "
@@ -126,7 +129,7 @@ class BoxActions:
         """Scale actions to the bounds. [n, size] -> [n, *action]"""
         as_constant = library_of(action).asarray
         scaled = as_constant(self._middle) + action * as_constant(self.half)
-        # Some environments refuse actions that exceed the bounds by a rounding error.
+        # Some environments reject actions that exceed the bounds by a rounding error.
         return clip_to_space(scaled, self._low, self._high, self._dtype).reshape(-1, *self._shape)
 
     def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:

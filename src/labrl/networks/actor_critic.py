@@ -1,4 +1,4 @@
-"""Policy and value function with one shared torso or two torsos."""
+"""Policy and value function with one shared torso or a torso each."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ActorCriticConfig:
     """Networks of a policy-gradient agent."""
 
     torso: Component
-    """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
+    """Module that maps observations to features: a labrl torso, or any `nn.Module` named by `_target_`."""
     shared: bool | None
     """Whether policy and value function share one torso; null: only for images."""
     policy_head: list[PositiveInt]
-    """Units of each layer between the torso and the policy's outputs."""
+    """Number of units in each layer between the torso and the policy's outputs."""
     value_head: list[PositiveInt]
-    """Units of each layer between the torso and the value."""
+    """Number of units in each layer between the torso and the value."""
     head_activation: Activation
     """Activation after each layer of the heads, by its name in torch.nn."""
     head_layer_norm: bool
@@ -54,13 +54,13 @@ def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
 
 
 def _head(units: list[int], num_features: int, config: ActorCriticConfig) -> list[nn.Module]:
-    """Return the layers of a head before the last one; all of them compute in float32."""
+    """Return all layers of a head except the last one; they compute in float32."""
     layers = [initialize(Float32Linear(a, b), "orthogonal") for a, b in pairwise([num_features, *units])]
     return with_activations(layers, config.head_activation, config.head_layer_norm)
 
 
 class GaussianHead(nn.Sequential):
-    """Maps features to the parameters of a Gaussian with standard deviations that ignore the state."""
+    """Maps features to the parameters of a Gaussian whose standard deviations do not depend on the state."""
 
     def __init__(self, layers: list[nn.Module], log_std: Tensor) -> None:
         """log_std: initial log standard deviations, [1, size]."""
@@ -141,17 +141,18 @@ class ActorCritic(nn.Module):
         policy: bool = True,
         value: bool = True,
     ) -> ActorCriticOutput:
-        """Compute distribution parameters and values; a shared torso runs once.
+        """Compute distribution parameters and values. A shared torso is computed only once.
 
-        observation: observations of steps, segment after segment, [batch, *obs]; state: state before each
-        segment, [segments, state_size], None for the initial one; lengths: lengths of the segments, None if
-        every step is a segment; noise: for an ExploringHead, [batch, features, size], None for its parameters
-        alone; policy, value: whether to compute parameters and values.
+        observation: observations of steps, segment after segment, [batch, *obs]; state: recurrent state
+        before each segment, [segments, state_size], None for the initial state; lengths: lengths of the
+        segments, None if every step is a segment; noise: eps of an ExploringHead, [batch, features, size],
+        None to compute only the parameters of its Gaussian; policy: whether to compute the parameters; value:
+        whether to compute the values.
         """
         if self.state_size and self.one_torso:
             features, state = self.policy_torso(observation, state, lengths)
             value_features = features
-        elif self.state_size:  # compute both torsos, so that the whole state advances
+        elif self.state_size:  # compute both torsos, so that the state of each advances
             of_policy, of_value = None, None
             if state is not None:
                 of_policy, of_value = state.tensor_split((self.policy_torso.state_size,), 1)

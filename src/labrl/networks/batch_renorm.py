@@ -21,27 +21,30 @@ from labrl.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 @dataclass(kw_only=True)
 class BatchRenormConfig:
-    """Options of the normalization of a layer's features."""
+    """Settings of batch renormalization."""
 
     momentum: Fraction
     """Weight of a minibatch in the running mean and variance, in (0, 1]."""
     warmup: NonNegativeInt
-    """Number of initial minibatches without correction, as in batch normalization, >= 0."""
+    """Number of initial minibatches that are normalized without correction, as in batch normalization, >= 0.
+    """
     r_max: Annotated[float, Field(ge=1)]
-    """Largest correction of a minibatch's standard deviation, as a factor or its inverse, >= 1."""
+    """Upper limit of the correction factor of a minibatch's standard deviation, >= 1. The lower limit is its
+    inverse."""
     d_max: PositiveFloat
-    """Largest correction of a minibatch's mean, in running standard deviations."""
+    """Maximum correction of a minibatch's mean, in running standard deviations, > 0."""
     eps: PositiveFloat
-    """Number added to every variance."""
+    """Number added to every variance, > 0."""
 
 
 class BatchRenorm(nn.Module):
-    """Normalizes features to mean 0 and variance 1, then scales and shifts them, alike in and after training.
+    """Normalizes features to mean 0 and variance 1, then scales and shifts them.
 
-    In training, x is normalized by the minibatch and corrected by r and d, through which no gradient flows
-    (algorithm 1): x_hat = (x - mu_B) / sigma_B r + d with r = clip(sigma_B / sigma, 1/r_max, r_max) and
-    d = clip((mu_B - mu) / sigma, -d_max, d_max). In evaluation, x_hat = (x - mu) / sigma. The paper widens
-    the clips gradually; here, as in CrossQ (Bhatt et al., 2024), r = 1 and d = 0 until the warm-up ends.
+    The correction makes the results of training and evaluation agree. In training, x is normalized over the
+    minibatch and corrected by r and d, through which no gradient flows (algorithm 1): x_hat = (x - mu_B) /
+    sigma_B r + d with r = clip(sigma_B / sigma, 1/r_max, r_max) and d = clip((mu_B - mu) / sigma, -d_max,
+    d_max). In evaluation, x_hat = (x - mu) / sigma. The paper widens the clips gradually; here, as in CrossQ
+    (Bhatt et al., 2024), r = 1 and d = 0 until the warm-up ends.
     """
 
     mean: Tensor
@@ -58,12 +61,12 @@ class BatchRenorm(nn.Module):
         self.register_buffer("minibatches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize features, [batch, num_features], or maps of images, [batch, num_features, height, width].
+        """Normalize features, [batch, num_features], or images, [batch, num_features, height, width].
 
-        In training, there must be at least two rows; each pixel of a map is a row. Returns the same shape in
-        float32.
+        In training, there must be at least two rows; each pixel of an image counts as a row. Returns float32
+        in the shape of `x`.
         """
-        x = x.float()  # statistics need the digits of float32, even if autocast computed the layer before
+        x = x.float()  # statistics need float32 precision, even if autocast computed the previous layer
         config = self._config
         weight: Tensor = self.weight
         bias: Tensor = self.bias
@@ -88,17 +91,17 @@ class RenormalizedMLPConfig:
     """Fully connected layers with batch renormalization."""
 
     hidden: list[PositiveInt]
-    """Units of each layer."""
+    """Number of units in each layer."""
     activation: Activation
     """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
     """Initialization of the weights."""
     renorm: BatchRenormConfig
-    """Normalization of vectors and of the outputs of each layer."""
+    """Batch renormalization of vector observations and of the outputs of each layer."""
 
 
 class RenormalizedMLP(nn.Module):
-    """Perceptron with batch renormalization before each layer and of the features (Bhatt et al., 2024)."""
+    """Perceptron that renormalizes the inputs of each layer and the features (Bhatt et al., 2024)."""
 
     Config = RenormalizedMLPConfig
     TRAITS = TorsoTraits(batch_statistics=True)
@@ -122,10 +125,10 @@ class RenormalizedMLP(nn.Module):
 
 @dataclass(kw_only=True)
 class RenormalizedConfig(RenormalizedMLPConfig):
-    """Normalized torso that fits the observation space; the fully connected layers are for vectors."""
+    """Torso with batch renormalization that fits the observation space; `hidden` is for vectors."""
 
     features: PositiveInt
-    """Units of the fully connected layer after the convolutions, for images."""
+    """Number of units in the fully connected layer after the convolutions, for images."""
 
 
 class RenormalizedCNN(ImageTorso):
@@ -161,13 +164,13 @@ class RenormalizedCNN(ImageTorso):
 
 
 class RenormalizedTorso(FittingTorso):
-    """Normalized CNN for images that are large enough, normalized perceptron for everything else."""
+    """Renormalized CNN for images that are large enough, renormalized perceptron for everything else."""
 
     Config = RenormalizedConfig
     TRAITS = TorsoTraits(several_inputs=True, batch_statistics=True)
 
     @classmethod
     def parts(cls, config: RenormalizedConfig) -> tuple[Component, Component]:
-        """Return the normalized CNN and perceptron."""
+        """Return the renormalized CNN and the renormalized perceptron."""
         image, other = (f"{__name__}.{kind.__name__}" for kind in (RenormalizedCNN, RenormalizedMLP))
         return Component(image, config), Component(other, config)

@@ -1,9 +1,10 @@
 """Build networks, check their torsos and layers, and summarize them.
 
 A torso is a module that turns a batch of observations into a batch of features. It is built from the
-observation space, has `forward(observation) -> [batch, num_features]`, and may have `layout(observation)`,
-which converts raw observations, once, when they are collected, to the layout that `forward` reads fastest.
-A user's own `nn.Module` needs only `forward`; `build_torso` checks it before a run begins.
+observation space, has `forward(observation) -> [batch, num_features]`, and may have `layout(observation)`.
+This method is called once, when raw observations are collected, and converts them to the layout that
+`forward` reads fastest. A user's own `nn.Module` needs only `forward`; `build_torso` checks it before a run
+begins.
 """
 
 from __future__ import annotations
@@ -30,25 +31,26 @@ Built = TypeVar("Built", bound=tuple[nn.Module, ...])
 TORSO = "agent.network.torso"
 UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"
 BY_THE_MINIBATCH = (
-    "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
+    "normalizes over the minibatch, but when acting this agent would have only the statistics of its few "
+    "environments"
 )
 DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 """Layers that draw random numbers unless their `p` is 0."""
 DROPS = nn.RNNBase, nn.MultiheadAttention
-"""Layers that contain a dropout unless their `dropout` is 0."""
+"""Layers that use dropout unless their `dropout` is 0."""
 
 AS_THEY_ARE: Any = operator.itemgetter(...)
-"""The `layout` of a torso that defines none: returns an array or a tensor unchanged."""
+"""Default `layout` of a torso; it returns an array or a tensor unchanged."""
 
 
 @dataclass(frozen=True)
 class TorsoTraits:
-    """Capabilities of a torso class, which declares them as `TRAITS` if they differ from these defaults."""
+    """Capabilities of a torso class. A class declares `TRAITS` if its capabilities are not the defaults."""
 
     several_inputs: bool = False
-    """Whether it accepts a Dict space with images; its `layout` converts the inputs to one array."""
+    """Whether the torso accepts a Dict space with images. Its `layout` converts the inputs to one array."""
     recurrent: bool = False
-    """Whether it has a `state_size` and is called as `torso(observation, state, lengths)`."""
+    """Whether the torso has a `state_size` and is called as `torso(observation, state, lengths)`."""
     batch_statistics: bool = False
     """Whether, in training mode, the features of a sample depend on the other samples of the minibatch."""
 
@@ -68,9 +70,9 @@ def check_torso(
 ) -> bool:
     """Raise InputError for a torso that cannot read the observations, or that the agent cannot use.
 
-    recurrent: whether the torso must carry a state from step to step (True), must not (False), or may (None);
-    whole_minibatches: whether the agent learns from each minibatch as a whole and acts with the statistics
-    that its network keeps of them. Returns whether the torso is recurrent.
+    recurrent: True if the torso must carry a state from step to step, False if it must not, None if it may;
+    whole_minibatches: whether the agent learns from each minibatch as a whole, and acts with the statistics
+    of minibatches that its network keeps. Returns whether the torso is recurrent.
     """
     for part in () if whole_minibatches else _components(torso):
         if traits_of(part).batch_statistics:
@@ -86,7 +88,7 @@ def check_torso(
         )
     if recurrent and not is_recurrent:
         raise refusal(
-            f"{torso.target} is not recurrent, but a recurrent agent needs one that is: set "
+            f"{torso.target} is not recurrent, but a recurrent agent needs a recurrent torso. Set "
             "agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn)."
         )
     check_reads(torso, spaces.observation)
@@ -104,14 +106,14 @@ def check_reads(torso: Component, space: gym.Space[Any]) -> None:
     if taken is not None and "observation_space" not in taken:
         raise refusal(
             f"{torso.target} cannot be built for an environment, because its __init__ takes no argument "
-            "observation_space. Derive a class from it whose __init__ does, and name that one.",
+            "observation_space. Derive a class whose __init__ takes it, and name the derived class.",
             "target",
         )
     torso.check("check", vector_space(space))
 
 
 def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
-    """Return the torso for observations of `space`. Raises InputError if it does not work as one.
+    """Return the torso for observations of `space`. Raises InputError if the module is not a usable torso.
 
     The module has `layout`, which converts observations, [batch, *obs], to the one array that it reads;
     `num_features`; `state_size`, 0 unless it is recurrent; and `changes`, the names of the buffers that its
@@ -145,7 +147,7 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
 def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
     """Return the number of features and the names of the buffers that a forward pass changes.
 
-    Buffers and torch's generator are restored afterwards.
+    The buffers and the state of torch's generator are restored afterwards.
     """
     one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
     torso.eval()
@@ -158,7 +160,7 @@ def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
         torch.set_rng_state(generator)
         raise refusal(
             f"the forward pass of {type(torso).__name__} draws random numbers from PyTorch's global "
-            "generator, so that the run would not be reproducible. Leave them out."
+            "generator, so that the run would not be reproducible. Remove the random layers."
         )
     changes = []
     with torch.no_grad():
@@ -177,18 +179,19 @@ def _count_features(torso: Any, batch: Tensor) -> int:
         features = torso(batch)[0] if torso.state_size else torso(batch)
     except Exception as error:  # a user's own code may raise anything
         raise refusal(
-            f"{expected}, and fails on {list(batch.shape)}: {type(error).__name__}: {error}", "target"
+            f"{expected}, but fails on {list(batch.shape)}: {type(error).__name__}: {error}", "target"
         ) from error
     if batch._version != version:
         raise refusal(
-            f"{name} modifies its input, which is stored to be learned from. Clone it first in forward().",
+            f"{name} modifies its input, which is stored for later updates. Clone the input first in "
+            "forward().",
             "target",
         )
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise refusal(f"{expected}, it turned {list(batch.shape)} into {given}.", "target")
+        raise refusal(f"{expected}, but it turned {list(batch.shape)} into {given}.", "target")
     if features.dtype not in (torch.float32, torch.bfloat16):
-        raise refusal(f"{expected} in float32, it returned {features.dtype}.", "target")
+        raise refusal(f"{expected} in float32, but it returned {features.dtype}.", "target")
     return int(features.shape[1])
 
 
@@ -199,7 +202,7 @@ def is_recurrent(settings: Any) -> bool:
 
 
 def _components(settings: Any) -> Iterator[Component]:
-    """Yield all components in the settings, nested ones included."""
+    """Yield all components in the settings, including nested ones."""
     if isinstance(settings, Component):
         yield settings
         yield from _components(settings.config)
@@ -216,8 +219,7 @@ def build_networks(
 ) -> Built:
     """Return the networks that `make` builds, with weights drawn from `seed` alone.
 
-    whole_minibatches: as for `check_torso`. Raises InputError for layers with which a run would not be
-    reproducible.
+    whole_minibatches: see `check_torso`. Raises InputError for layers that would make a run irreproducible.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -232,7 +234,7 @@ def build_networks(
 def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
     """Raise InputError for layers that draw random numbers, mix the rows of a batch or keep statistics.
 
-    Copies of the network, for other threads and as a target network, would compute with other numbers.
+    The copies of the network, for other threads and as a target network, would compute different outputs.
     """
     for name, layer in network.named_modules():
         found = f"{name} of {type(network).__name__} is a {type(layer).__name__}"
@@ -262,7 +264,7 @@ def count(module: nn.Module) -> int:
 
 
 def summary(modules: Mapping[str, nn.Module]) -> str:
-    """Return a table for each network, with its layers and the name, shape and size of each parameter."""
+    """Return a table for each network: its layers, and the name, shape and size of each parameter."""
     parts = []
     for title, module in modules.items():
         rows = [

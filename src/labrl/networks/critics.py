@@ -1,4 +1,4 @@
-"""Policy and critics of agents that learn them as separate networks."""
+"""Networks of agents whose policy and critics are separate."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class PolicyAndCriticsConfig:
     """Networks of an off-policy actor-critic."""
 
     torso: Component
-    """Torso of the policy, from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
+    """Torso of the policy, which maps observations to features: a labrl torso, or any `nn.Module` named by
+    `_target_`."""
     critic_torso: Component | None
-    """Torso of each critic; null: the same torso as the policy's."""
+    """Torso of each critic; null: a torso with the same settings as the policy's."""
     action_head: list[PositiveInt]
-    """Units of each critic layer after the torso, where continuous actions join the features of images and
-    of discrete observations. Vectors enter the torso together with the action, and no such layers follow."""
+    """Number of units in each layer between a critic's torso and its output, if observations are images or
+    discrete: continuous actions are appended to the torso's features. If observations are vectors, the action
+    is an input of the torso, and there are no such layers."""
 
 
 class PolicyNetwork(nn.Module):
@@ -45,7 +47,9 @@ class PolicyNetwork(nn.Module):
         num_outputs: int,
         log_std_init: float | None = None,
     ) -> None:
-        """log_std_init: initial log standard deviation of state-dependent exploration; None for none."""
+        """log_std_init: initial log standard deviation of state-dependent exploration; None: no such
+        exploration.
+        """
         super().__init__()
         self.torso = build_torso(torso, observation_space)
         self.layout = self.torso.layout
@@ -58,17 +62,19 @@ class PolicyNetwork(nn.Module):
     def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return outputs in float32, [batch, num_outputs].
 
-        observation: [batch, *obs]; noise: for an ExploringHead, [batch, features, size].
+        observation: [batch, *obs]; noise: eps of an ExploringHead, [batch, features, size].
         """
         features = self.torso(observation)
         return self.outputs(features, noise) if self._explores else self.outputs(features)
 
 
 class Perceptrons(nn.Module):
-    """Several perceptrons of the same shape, which compute each layer as one batched product."""
+    """Several perceptrons of the same shape. Each layer of all of them is computed as one batched product."""
 
     def __init__(self, perceptrons: list[list[nn.Linear]], activate: nn.Module) -> None:
-        """perceptrons: the layers of each, whose weights are copied; activate: activation between layers."""
+        """perceptrons: the layers of each perceptron; their weights are copied; activate: activation between
+        layers.
+        """
         super().__init__()
         self.activate = activate
         layers = list(zip(*perceptrons, strict=True))
@@ -95,7 +101,7 @@ class Perceptrons(nn.Module):
             if first:
                 weight, bias = weight[:1], bias[:1]
             if i == self._last and self._single:
-                # This takes half the time of a matrix product with one column and of its gradient.
+                # This takes half the time of a matrix product with one column, including the gradient.
                 return torch.add((x * weight.mT).sum(2, keepdim=True), bias)
             x = torch.baddbmm(bias, x, weight)
             if i < self._last:
@@ -109,7 +115,7 @@ class Critics(nn.Module):
     def __init__(
         self, config: PolicyAndCriticsConfig, spaces: Spaces, count: int, num_outputs: int = 1
     ) -> None:
-        """count: number of critics; num_outputs: outputs of each for a continuous action."""
+        """count: number of critics; num_outputs: number of outputs of each critic for a continuous action."""
         super().__init__()
         torso, space = config.critic_torso or config.torso, vector_space(spaces.observation)
         self.continuous = isinstance(spaces.action, gym.spaces.Box)
@@ -143,10 +149,10 @@ class Critics(nn.Module):
     def forward(self, observation: Tensor, action: Tensor, first: bool = False) -> Tensor:
         """Compute the values of actions.
 
-        observation: [batch, *obs]; action: continuous actions in [-1, 1], [batch, size], discrete ones are
+        observation: [batch, *obs]; action: continuous actions in [-1, 1], [batch, size]; discrete actions are
         ignored; first: whether to compute only the first critic. Returns values of the given actions,
-        [critics, batch], or [critics, batch, num_outputs] with several outputs; for discrete actions, values
-        of all of them, [critics, batch, actions].
+        [critics, batch], or [critics, batch, num_outputs] with several outputs; if actions are discrete, the
+        values of all actions, [critics, batch, actions].
         """
         if self.joint:
             observation = torch.cat([self.numbers(observation), action], dim=1)

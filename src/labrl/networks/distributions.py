@@ -1,6 +1,7 @@
-"""Action distributions: functions of a network's outputs, without an object per call.
+"""Action distributions as functions of a network's outputs, so that no object is created per call.
 
-A distribution is built once for an action space. Its parameters are one tensor, `[batch, num_parameters]`.
+One `ActionDistribution` is built for each action space. The parameters of its distributions are one tensor,
+`[batch, num_parameters]`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 def log_tanh_slope(u: Tensor) -> Tensor:
-    """Compute log d tanh(u)/du = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), of the shape of u.
+    """Compute log d tanh(u)/du = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), in the shape of u.
 
     The result is finite and accurate even where tanh(u) rounds to 1.
     """
@@ -35,10 +36,10 @@ def log_tanh_slope(u: Tensor) -> Tensor:
 
 @cache
 def _kolmogorov(nodes: int = 16, low: float = 0.25, high: float = 2.8) -> tuple[Tensor, Tensor]:
-    """Return nodes and weights for means over the Kolmogorov distribution, [nodes] each.
+    """Return nodes and weights with which to average over the Kolmogorov distribution, [nodes] each.
 
-    Gauss-Legendre quadrature between `low` and `high`, outside of which the distribution has next to no mass,
-    with the density 8 b sum_k (-1)^(k-1) k^2 exp(-2 k^2 b^2).
+    They are those of Gauss-Legendre quadrature between `low` and `high`, outside of which the distribution
+    has almost no mass. Its density is 8 b sum_k (-1)^(k-1) k^2 exp(-2 k^2 b^2).
     """
     at, weight = np.polynomial.legendre.leggauss(nodes)
     b, k = (low + high + (high - low) * at) / 2, np.arange(1, 50)[:, None]
@@ -71,8 +72,8 @@ second derivative of log(1 - tanh(u)^2) is -4 times the density of a logistic va
 equals 2 log 2 - 2 E|u - t|. This t is a Gaussian whose standard deviation b has the Kolmogorov distribution
 (Andrews and Mallows, 1974), so u - t is a mixture of Gaussians with standard deviations sigma = sqrt(s^2 +
 b^2), each of which has the mean absolute value sqrt(2/pi) sigma exp(-m^2 / 2 sigma^2) + m erf(m / sqrt(2)
-sigma). Its derivatives by m and log s are the means over b of erf(m / sqrt(2) sigma) and of
-sqrt(2/pi) (s^2 / sigma) exp(-m^2 / 2 sigma^2).
+sigma). The derivatives of the mean absolute value with respect to m and log s are the means over b of erf(m /
+sqrt(2) sigma) and of sqrt(2/pi) (s^2 / sigma) exp(-m^2 / 2 sigma^2).
 """
 
 
@@ -83,7 +84,7 @@ class _CategoricalOperation(Fused):
         p, index = log_p.exp(), action.unsqueeze(1)
         entropy = -(p * log_p).sum(1)
         ctx.set_materialize_grads(False)
-        # A result itself would refer to the graph, which refers to the context: a cycle, never freed.
+        # Storing the result itself would create a cycle that is never freed: result, graph, context.
         ctx.inputs, ctx.needed = (parameters, action), (log_p, p, entropy.detach(), index)
         return log_p.gather(1, index).squeeze(1), entropy
 
@@ -97,7 +98,7 @@ class _CategoricalOperation(Fused):
 
 
 categorical: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _CategoricalOperation.compute
-"""Log-probabilities of actions, and entropies, of p = softmax(x). (x, actions) -> [batch] each
+"""Log-probabilities of actions and entropies for p = softmax(x). (x, actions) -> [batch] each
 
 d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i + H).
 """
@@ -130,7 +131,7 @@ class _GaussianOperation(Fused):
 
 
 gaussian: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _GaussianOperation.compute
-"""Log-densities of actions, and entropies, of independent Gaussians. (parameters, actions) -> [batch] each
+"""Log-densities of actions and entropies for independent Gaussians. (parameters, actions) -> [batch] each
 
 The parameters are means m and log standard deviations, [batch, 2 size]. For z = (a - m) / s, d log pi = (z /
 s) dm + (z^2 - 1) d log s, and dH = d log s.
@@ -166,7 +167,7 @@ class _BetaOperation(Fused):
 
 
 beta: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _BetaOperation.compute
-"""Log-densities of samples in (0, 1), and entropies, of independent Beta distributions.
+"""Log-densities of samples in (0, 1) and entropies for independent Beta distributions.
 
 (parameters, samples) -> [batch] each. The parameters are a' and b', [batch, 2 size]; a = 1 + softplus(a') and
 b = 1 + softplus(b') give a density with a single mode. With log B = lgamma(a) + lgamma(b) - lgamma(a + b) and
@@ -196,10 +197,10 @@ class ActionDistribution(Actions):
 
     @abstractmethod
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Return the numbers that define the distributions, for histograms. [batch, ...] each"""
+        """Return the quantities that define the distributions, by name, for histograms. [batch, ...] each"""
 
     def statistics(self, parameters: Tensor) -> dict[str, float]:
-        """Return the columns of a metrics row about the distributions; environments add those of actions."""
+        """Return the columns of a metrics row that describe the distributions."""
         return {}
 
 
@@ -212,14 +213,14 @@ class Categorical(ActionDistribution):
         self._first = int(space.start)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return the actions with the largest logit, or draw them with the Gumbel-max trick. [batch]"""
+        """Return the actions with the largest logit, or sample actions with the Gumbel-max trick. [batch]"""
         logits = parameters if noise is None else parameters + noise
         return logits.argmax(1)
 
     log_prob_entropy = staticmethod(categorical)  # type: ignore[assignment]  # it needs no `self`
 
     def to_env(self, action: Array) -> Array:
-        """Add the first action of the space. [batch]"""
+        """Add `start`, the first action of the space. [batch]"""
         return action + self._first if self._first else action
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
@@ -240,20 +241,20 @@ class MultiCategorical(ActionDistribution):
         self.num_parameters = sum(self.sizes)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return the option with the largest logit of each choice, or draw it. [batch, *action_shape]"""
+        """Return the option of each choice with the largest logit, or sample one. [batch, *action_shape]"""
         logits = parameters if noise is None else parameters + noise
         choices = [logits[:, own].argmax(1) for own in self._slices]
         return library_of(parameters).stack(choices, 1).reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums over the independent choices. [batch] each"""
+        """Return log-probabilities and entropies, summed over the independent choices. [batch] each"""
         choices = action.flatten(1).unbind(1)
         parts = map(categorical, parameters.split(self.sizes, dim=1), choices)
         log_probs, entropies = zip(*parts, strict=True)
         return sum(log_probs[1:], start=log_probs[0]), sum(entropies[1:], start=entropies[0])
 
     def to_env(self, action: Array) -> Array:
-        """Add the first option of each choice. [batch, *action_shape]"""
+        """Add `start`, the first option of each choice. [batch, *action_shape]"""
         return action + library_of(action).asarray(self._first)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
@@ -270,19 +271,19 @@ class Bernoulli(ActionDistribution):
         self.num_parameters = int(np.prod(self.action_shape))
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
-        """Draw logistic noise: a switch is 1 if its log-odds plus the noise are above 0."""
+        """Draw logistic noise. A switch is 1 if the sum of its log-odds and its noise is above 0."""
         if isinstance(parameters, Tensor):
             return torch.logit(torch.rand_like(parameters))
         assert generator is not None
         return generator.logistic(size=parameters.shape)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return 1 where 1 is more likely, or draw the switches. [batch, *action_shape]"""
+        """Return the more likely value of each switch, or sample the switches. [batch, *action_shape]"""
         log_odds = parameters if noise is None else parameters + noise
         return cast(log_odds > 0, np.int8).reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums over the switches. [batch] each"""
+        """Return log-probabilities and entropies, summed over the switches. [batch] each"""
         log_on, log_off = nn.functional.logsigmoid(parameters), nn.functional.logsigmoid(-parameters)
         log_prob = torch.where(action.flatten(1) > 0, log_on, log_off).sum(1)
         return log_prob, -(log_on.exp() * log_on + log_off.exp() * log_off).sum(1)
@@ -297,10 +298,10 @@ class Bernoulli(ActionDistribution):
 
 
 class DiagonalGaussian(ActionDistribution):
-    """Gaussian over a box; the parameters are means and log standard deviations, concatenated.
+    """Gaussian over a Box space; the parameters are means and log standard deviations, concatenated.
 
     Samples are unbounded. For the environment, they are clipped to the bounds of the space, and rounded if
-    the space has whole numbers.
+    the space has an integer dtype.
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
@@ -316,14 +317,14 @@ class DiagonalGaussian(ActionDistribution):
         return standard_normal(parameters[:, : self._size], generator)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return the mean, or the mean plus scaled noise. [batch, *action_shape]"""
+        """Return the mean, or the mean plus the scaled noise. [batch, *action_shape]"""
         mean = parameters[:, : self._size]
         if noise is not None:
             mean = mean + library_of(parameters).exp(parameters[:, self._size :]) * noise
         return mean.reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums over the dimensions of the action. [batch] each"""
+        """Return log-densities and entropies, summed over the dimensions of the action. [batch] each"""
         return gaussian(parameters, action)
 
     def to_env(self, action: Array) -> Array:
@@ -331,17 +332,17 @@ class DiagonalGaussian(ActionDistribution):
         return clip_to_space(action, self._low, self._high, self._dtype)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Return means and standard deviations of samples. [batch, size] each"""
+        """Return the means and standard deviations of samples. [batch, size] each"""
         mean, log_std = np.split(parameters, 2, axis=1)
         return {"mean": mean, "std": np.exp(log_std)}
 
     def statistics(self, parameters: Tensor) -> dict[str, float]:
-        """Return the mean standard deviation of samples, before they are clipped or squashed."""
+        """Return the mean standard deviation of samples before they are clipped or squashed."""
         return {"policy_std": float(parameters.chunk(2, dim=-1)[1].exp().mean())}
 
 
 class RescaledGaussian(DiagonalGaussian):
-    """Gaussian over a box scaled to [-1, 1]: samples are clipped to [-1, 1], then scaled to the bounds."""
+    """Gaussian whose samples are clipped to [-1, 1], then scaled to the bounds of a Box space."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
@@ -354,10 +355,10 @@ class RescaledGaussian(DiagonalGaussian):
 
 
 class SquashedGaussian(RescaledGaussian):
-    """The hyperbolic tangent of a Gaussian, scaled to the bounds (Haarnoja et al., 2018).
+    """The hyperbolic tangent of a Gaussian, scaled to the bounds of the space (Haarnoja et al., 2018).
 
-    The Gaussian sample u is stored, from which the action a = center + reach tanh(u) follows: near a bound,
-    rounding of a would make u inaccurate.
+    The Gaussian sample u is stored; the action is a = center + reach tanh(u). If a were stored, its rounding
+    would make u inaccurate near the bounds.
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
@@ -382,15 +383,16 @@ class SquashedGaussian(RescaledGaussian):
 
 
 class ScaledBeta(ActionDistribution):
-    """Beta distribution over a box, whose support ends at the bounds (Chou et al., 2017, PMLR 70:834).
+    """Beta distribution whose support ends at the bounds of a Box space (Chou et al., 2017, PMLR 70:834).
 
     Samples in (0, 1) are stored and scaled to the bounds. The parameters are those of `beta`.
     """
 
     TRIES = 8
-    """Candidates for a sample of a gamma distribution, each of which is accepted with probability > 0.95."""
+    """Number of candidates for a gamma-distributed sample; each is accepted with a probability of over 0.95.
+    """
     EDGE = 1e-6
-    """Least distance of a sample from 0 and 1, where the log-density is infinite."""
+    """Minimum distance of a sample from 0 and from 1, because the log-density is infinite there."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.action_shape = tuple(space.shape)
@@ -400,7 +402,7 @@ class ScaledBeta(ActionDistribution):
         self._log_width = float(np.log(2 * half[half > 0]).sum())
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
-        """Draw standard normal numbers, and logarithms of uniform ones. [2, TRIES, batch, 2 size]"""
+        """Draw standard normal numbers and logarithms of uniform numbers. [2, TRIES, batch, 2 size]"""
         shape = (self.TRIES, *parameters.shape)
         if isinstance(parameters, Tensor):
             like = parameters.expand(shape)
@@ -410,10 +412,10 @@ class ScaledBeta(ActionDistribution):
         return np.stack([generator.standard_normal(shape, np.float32), log_uniform])
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return the modes, or samples x / (x + y) of gamma distributed x and y. [batch, *action_shape]
+        """Return the modes, or samples x / (x + y) with gamma-distributed x and y. [batch, *action_shape]
 
-        A gamma sample is d v with d = a - 1/3 and v = (1 + z / sqrt(9 d))^3 for a normal z, accepted if
-        log u < z^2 / 2 + d (1 - v + log v) (Marsaglia & Tsang, 2000, doi:10.1145/358407.358414).
+        A gamma-distributed sample is d v with d = a - 1/3 and v = (1 + z / sqrt(9 d))^3 for a normal z,
+        accepted if log u < z^2 / 2 + d (1 - v + log v) (Marsaglia & Tsang, 2000, doi:10.1145/358407.358414).
         """
         library, over = library_of(parameters), self._over(parameters)
         part = over + 1e-6  # the mode is (a - 1) / (a + b - 2), and 1/2 where both are 0
@@ -429,12 +431,12 @@ class ScaledBeta(ActionDistribution):
         return x.clip(self.EDGE, 1 - self.EDGE).reshape(-1, *self.action_shape)
 
     def _over(self, parameters: Array) -> Array:
-        """Return a - 1 and b - 1, the softplus of the parameters. [batch, 2 size]"""
+        """Return a - 1 and b - 1, each the softplus of a parameter. [batch, 2 size]"""
         library = library_of(parameters)
         return parameters.clip(0) + library.log1p(library.exp(-abs(parameters)))
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-densities and entropies of the scaled actions, summed over their components."""
+        """Return log-densities and entropies of scaled actions, summed over their components. [batch] each"""
         log_prob, entropy = beta(parameters, action)
         return log_prob - self._log_width, entropy + self._log_width
 
@@ -443,7 +445,7 @@ class ScaledBeta(ActionDistribution):
         return self._box.to_env((2 * action - 1).reshape(-1, self._box.size))
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Return means and standard deviations of actions scaled to [-1, 1]. [batch, size] each"""
+        """Return the means and standard deviations of actions scaled to [-1, 1]. [batch, size] each"""
         a, b = np.split(self._over(parameters) + 1, 2, axis=1)
         return {"mean": (a - b) / (a + b), "std": 2 / (a + b) * np.sqrt(a * b / (a + b + 1))}
 
@@ -453,8 +455,9 @@ class ScaledBeta(ActionDistribution):
 
 
 ActionBounds = Literal["clip", "rescale", "squash", "beta"]
-"""Treatment of the bounds of a box: clip samples of a Gaussian to the bounds; clip them to [-1, 1] and scale
-them to the bounds; scale their hyperbolic tangent to the bounds; or scale samples of a Beta distribution."""
+"""Treatment of the bounds of a Box space. clip: Gaussian samples are clipped to the bounds; rescale: Gaussian
+samples are clipped to [-1, 1] and scaled to the bounds; squash: the hyperbolic tangent of Gaussian samples is
+scaled to the bounds; beta: samples of a Beta distribution are scaled to the bounds."""
 
 _IN_BOX: dict[ActionBounds, type[DiagonalGaussian] | type[ScaledBeta]] = {
     "clip": DiagonalGaussian,
@@ -469,7 +472,7 @@ def distribution_for(
 ) -> ActionDistribution:
     """Return the distribution over an action space. Raises InputError for a space that is not supported.
 
-    agent: name of the agent, for messages; bounds: treatment of the bounds of a box, None for clip.
+    agent: name of the agent, for messages; bounds: treatment of the bounds of a Box space, None for clip.
     """
     if isinstance(space, gym.spaces.Discrete):
         return Categorical(space)
@@ -486,8 +489,8 @@ def distribution_for(
         )
     if bounds not in (None, "clip") and not has_bounds(space):
         raise InputError(
-            f"agent.action_bounds={bounds} needs actions with bounds on every side, but this environment's "
-            f"actions are {space}. Set agent.action_bounds=clip.",
+            f"agent.action_bounds={bounds} needs actions that are bounded above and below, but this "
+            f"environment's actions are {space}. Set agent.action_bounds=clip.",
             code="unsupported",
             key="agent.action_bounds",
         )

@@ -17,20 +17,26 @@ from labrl.types import PositiveInt
 
 @dataclass(kw_only=True)
 class ImpalaCNNConfig:
-    """Sections of a convolution, a pooling layer and two residual blocks, which halve height and width."""
+    """Residual network for images (Espeholt et al., 2018, arXiv:1802.01561).
+
+    Each section consists of a convolution, a pooling layer that halves height and width, and two residual
+    blocks.
+    """
 
     channels: Annotated[list[PositiveInt], Field(min_length=1)]
-    """Number of maps of each section."""
+    """Number of channels in each section."""
     features: PositiveInt | None
-    """Units of the fully connected layer after the sections; null: no such layer, for heads with layers."""
+    """Number of units in the fully connected layer after the sections; null: no such layer, if the heads have
+    hidden layers of their own."""
     activation: Activation
-    """Activation in the residual blocks and after the last layers, by its name in torch.nn."""
+    """Activation in the residual blocks, after the last section and after the fully connected layer, by its
+    name in torch.nn."""
     initialization: Initialization
-    """Initialization of the weights; residual blocks are initially the identity."""
+    """Initialization of the weights; residual blocks begin as the identity."""
 
 
 class Residual(nn.Module):
-    """Residual block x + conv(ReLU(conv(ReLU(x)))), or with another activation."""
+    """Residual block x + conv(activation(conv(activation(x))))."""
 
     def __init__(self, channels: int, kind: Initialization, between: Activation = "ReLU") -> None:
         super().__init__()
@@ -41,12 +47,12 @@ class Residual(nn.Module):
             nn.init.zeros_(zero)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the same shape, [batch, channels, h, w]."""
+        """Return the block's output. [batch, channels, h, w] -> [batch, channels, h, w]"""
         return x + self.second(self.activate(self.first(self.activate(x))))
 
 
 class ImpalaCNN(ImageTorso):
-    """Residual network that is deeper than the Nature CNN: it learns more from each frame, but is slower."""
+    """Residual network that is deeper than the Nature CNN. It learns more from each frame, but is slower."""
 
     Config = ImpalaCNNConfig
     smallest = 16

@@ -1,6 +1,6 @@
-"""Single layers: reading of observations, activations, initialization and normalization.
+"""Single layers: conversion of observations, activations, initialization and normalization.
 
-Agents act with arrays and exported policies with tensors; the functions of an `Array` compute both alike.
+Agents act with arrays, exported policies with tensors; functions of an `Array` accept both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tensor_type(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def cast(array: Array, dtype: Any) -> Array:
-    """Convert numbers to a NumPy type, or to the torch type that corresponds to it."""
+    """Convert an array to a NumPy type, or a tensor to the corresponding torch type."""
     return array.to(tensor_type(dtype)) if isinstance(array, Tensor) else array.astype(dtype, copy=False)
 
 
@@ -46,11 +46,11 @@ Activation = Literal[
     "Tanhshrink",
 ]
 # fmt: on
-"""Elementwise activations of torch.nn without random numbers and learned parameters."""
+"""Elementwise activations of torch.nn that have no learned parameters and draw no random numbers."""
 
 
 def activation_layer(name: Activation) -> nn.Module:
-    """Return the activation of that name, which may overwrite its input."""
+    """Return the activation called `name`. It may overwrite its input."""
     return nn.ReLU(inplace=True) if name == "ReLU" else vars(nn)[name]()
 
 
@@ -65,7 +65,8 @@ def autocast_device() -> str | None:
 def in_float32(layers: Callable[..., Result], x: Tensor, *others: Tensor | None) -> Result:
     """Compute `layers` of x in float32, even under autocast.
 
-    The three digits of bfloat16 are too few for values and policies, in which small differences matter.
+    bfloat16 has only about three digits, which are too few for values and policies, where small differences
+    matter.
     """
     device = autocast_device()
     if device is None:
@@ -85,7 +86,7 @@ class Float32Linear(nn.Linear):
 
 
 class LayerNormMLP(nn.Module):
-    """Layers followed by layer normalization and an activation each."""
+    """Linear layers, each followed by layer normalization and an activation."""
 
     def __init__(self, layers: Sequence[nn.Linear], activate: nn.Module) -> None:
         super().__init__()
@@ -101,16 +102,16 @@ class LayerNormMLP(nn.Module):
 
 
 def with_activations(layers: Sequence[nn.Linear], between: Activation, layer_norm: bool) -> list[nn.Module]:
-    """Return the layers with an activation, and optionally layer normalization, after each."""
+    """Return the layers, each followed by optional layer normalization and an activation."""
     if layer_norm and layers:
         return [LayerNormMLP(layers, activation_layer(between))]
     return [part for layer in layers for part in (layer, activation_layer(between))]
 
 
 def check_head(units: Mapping[str, list[int]], layer_norm: bool) -> None:
-    """Raise ValueError if normalization of the layers between torso and outputs is set without such layers.
+    """Raise ValueError if layer normalization is set for a head that has no hidden layers.
 
-    units: units of these layers, by their keys in `agent.network`.
+    units: numbers of units in the hidden layers of each head, by key in `agent.network`.
     """
     if layer_norm and not any(units.values()):
         none = " and ".join(f"agent.network.{name}=[]" for name in units)
@@ -131,12 +132,12 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
 Initialization = Literal[
     "orthogonal", "uniform", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal"
 ]
-"""Initialization of weights: orthogonal with gain sqrt(2); uniform within 1 / sqrt(inputs), including biases,
-as in torch; xavier with a variance of 2 / (inputs + outputs) (Glorot & Bengio, 2010); kaiming with a variance
-of 2 / inputs (He et al., 2015, arXiv:1502.01852). Biases are 0 except with `uniform`.
+"""Initialization of weights. orthogonal: gain sqrt(2); uniform: within +-1 / sqrt(inputs), including biases,
+as in torch; xavier: a variance of 2 / (inputs + outputs) (Glorot & Bengio, 2010); kaiming: a variance of 2 /
+inputs (He et al., 2015, arXiv:1502.01852). Biases are 0 except with `uniform`.
 
-With `uniform`, features are smallest, so that a step of Adam changes values less and action values are
-learned more steadily.
+With `uniform`, features are smallest. A step of Adam then changes values less, and action values are learned
+more steadily.
 """
 
 DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -149,7 +150,7 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def initialize(layer: Layer, kind: Initialization) -> Layer:
-    """Initialize a layer that an activation such as a ReLU follows, and which torch made uniform."""
+    """Initialize a new layer that an activation such as a ReLU follows; `uniform` keeps torch's weights."""
     if kind != "uniform":
         DRAWN[kind](layer.weight)
         if layer.bias is not None:
@@ -158,29 +159,29 @@ def initialize(layer: Layer, kind: Initialization) -> Layer:
 
 
 def normalization(layer: nn.Linear | nn.Conv2d) -> nn.Module:
-    """Return the layer normalization after a layer, over all maps and pixels of an image."""
+    """Return the layer normalization to apply after `layer`; for images, over all channels and pixels."""
     if isinstance(layer, nn.Conv2d):
         return nn.GroupNorm(1, layer.out_channels)
     return nn.LayerNorm(layer.out_features)
 
 
 def factor_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw f(x) = sgn(x) sqrt(|x|) of standard normal x for `NoisyLinear`, on the generator's device."""
+    """Draw f(x) = sgn(x) sqrt(|x|) for standard normal x, for `NoisyLinear`, on the generator's device."""
     noise = torch.randn(shape, generator=generator, device=generator.device)
     return noise.sign() * noise.abs().sqrt()
 
 
 class NoisyLinear(nn.Module):
-    """Linear layer with noise in its weights, whose strength is learned (NoisyNet).
+    """Linear layer whose weights have noise of a learned magnitude (NoisyNet).
 
     y = (mu_w + sigma_w eps_w) x + mu_b + sigma_b eps_b with factorized noise (Fortunato et al., 2018,
-    arXiv:1706.10295, eqs. 9 to 11). The noise is an argument of `forward` instead of state of the module, so
-    the caller decides how long to keep it, copies of a network on several threads can use the same noise, and
-    only its generator must be saved.
+    arXiv:1706.10295, eqs. 9 to 11). The noise is an argument of `forward`, not state of the module. Therefore
+    the caller decides how long to keep the noise, copies of a network on several threads can use the same
+    noise, and only the generator of the noise must be saved.
     """
 
     def __init__(self, num_inputs: int, num_outputs: int, sigma: float) -> None:
-        """sigma: initial size of the noise, sigma_0, relative to 1 / sqrt(num_inputs)."""
+        """sigma: initial magnitude of the noise, sigma_0, in units of 1 / sqrt(num_inputs)."""
         super().__init__()
         bound = 1 / math.sqrt(num_inputs)
         self.num_inputs = num_inputs
@@ -194,8 +195,8 @@ class NoisyLinear(nn.Module):
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return outputs, [batch, num_outputs]. x: [batch, num_inputs].
 
-        noise: result of `factor_noise` for all rows, [num_noise], or each row, [batch, num_noise]; None to
-        use the mean weights.
+        noise: result of `factor_noise`, either one for all rows, [num_noise], or one for each row, [batch,
+        num_noise]; None to use the mean weights.
         """
         mean = nn.functional.linear(x, self.weight, self.bias)
         if noise is None:
@@ -207,7 +208,7 @@ class NoisyLinear(nn.Module):
 
 
 SMALLEST_VARIANCE = 1e-6
-"""Number added to variances, which are 0 where all features are."""
+"""Number added to every variance, because the variance is 0 where all features are 0."""
 
 
 @dataclass(kw_only=True)
@@ -218,29 +219,33 @@ class StateDependentConfig:
     """
 
     steps: PositiveInt
-    """Agent steps for which this function stays the same, n in the paper, >= 1."""
+    """Number of agent steps for which the noise function stays the same, n in the paper, >= 1."""
     log_std_init: LogDeviation
-    """Initial log standard deviation of its weights, in [-20, 10]; -2 suits PPO and A2C, -3 SAC and TQC."""
+    """Initial log standard deviation of the noise function's weights, in [-20, 10]; -2 suits PPO and A2C, -3
+    suits SAC and TQC."""
 
 
 class ExploringHead(nn.Sequential):
-    """Maps features to the parameters of a Gaussian whose noise is (theta * eps)^T z, section 3.
+    """Maps features to the parameters of a Gaussian with the noise (theta * eps)^T z (arXiv:2005.05719).
 
-    z are the features before the last layer, theta learned standard deviations and eps standard normal
-    numbers, [features, size]. For independent eps, the noise of a state has the variance (z^2)^T theta^2.
-    Gradients of the noise do not reach the features, as in the authors' code.
+    z are the features before the last layer, theta are learned standard deviations, [features, size], and eps
+    are standard normal numbers, [features, size] (section 3). For independent eps, the noise in a state has
+    the variance (z^2)^T theta^2. Gradients of the noise do not reach the features, as in the authors' code.
     """
 
     def __init__(self, layers: list[nn.Module], last: Float32Linear, log_std_init: float) -> None:
-        """layers: layers before the last one."""
+        """layers: layers before the last one; last: layer that computes the means; log_std_init: initial log
+        standard deviation of the weights of the noise.
+        """
         super().__init__(*layers, last)
         self.log_std = nn.Parameter(torch.full((last.in_features, last.out_features), log_std_init))
 
     def forward(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return means and log standard deviations in float32, [batch, 2 size].
 
-        features: [batch, num_features]. noise: eps for each row, [batch, features, size]; then the noise of
-        the actions in standard deviations follows, [batch, 3 size].
+        features: [batch, num_features]. noise: eps for each row, [batch, features, size], None for no noise.
+        With `noise`, the noise of the actions, in standard deviations, is appended to the result, which then
+        is [batch, 3 size].
         """
         *hidden, last = self
         for layer in hidden:
@@ -248,7 +253,7 @@ class ExploringHead(nn.Sequential):
         return torch.cat([last(features), in_float32(self._spread, features.detach(), noise)], dim=1)
 
     def _spread(self, features: Tensor, noise: Tensor | None) -> Tensor:
-        """Return log standard deviations and, with `noise`, the noise of actions divided by them."""
+        """Return log standard deviations, followed by the noise of actions in standard deviations, if any."""
         std = self.log_std.exp()
         log_std = 0.5 * (features.square() @ std.square() + SMALLEST_VARIANCE).log()
         if noise is None:
@@ -258,24 +263,24 @@ class ExploringHead(nn.Sequential):
 
 
 class ScaleBytes(nn.Module):
-    """Scales bytes to [0, 1] by their ranges, if these differ or do not start at 0."""
+    """Scales bytes to [0, 1] by their ranges, which may differ and need not start at 0."""
 
     low: Tensor
     width: Tensor
 
     def __init__(self, low: NDArray[np.float32], width: NDArray[np.float32]) -> None:
-        """low, width: lower bounds and widths of the ranges, of the shape of an observation."""
+        """low, width: lower bounds and widths of the ranges, in the shape of an observation."""
         super().__init__()
         self.register_buffer("low", torch.tensor(low), persistent=False)
         self.register_buffer("width", torch.tensor(width), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Return numbers in [0, 1]. [batch, *shape] -> [batch, *shape]"""
+        """Return the scaled numbers. [batch, *shape] -> [batch, *shape]"""
         return (numbers - self.low) / self.width
 
 
 class FlattenInputs(nn.Module):
-    """Converts observations to rows of numbers: choices are one-hot, and bytes are scaled to [0, 1]."""
+    """Converts observations to vectors. Discrete values become one-hot, and bytes are scaled to [0, 1]."""
 
     def __init__(self, space: gym.Space[Any], shares: bool = True) -> None:
         """shares: whether bytes are scaled to [0, 1]."""
@@ -286,10 +291,10 @@ class FlattenInputs(nn.Module):
         self.shares = ScaleBytes(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return rows of numbers in float32. [batch, *obs] -> [batch, size]"""
+        """Return vectors in float32. [batch, *obs] -> [batch, size]"""
         rows = observation.reshape(-1, self._size)
         if self._choices:
-            # torch's one_hot checks the numbers, and waits for the result of that.
+            # torch's one_hot checks its input and waits for the result of the check.
             whole, columns = rows.long(), []
             for i, (first, count) in enumerate(self._choices):
                 columns.append(whole[:, i, None] == torch.arange(first, first + count, device=rows.device))
@@ -301,7 +306,7 @@ class FlattenInputs(nn.Module):
 
 
 def numbers(space: gym.Space[Any], shares: bool = True) -> list[nn.Module]:
-    """Return the modules that convert observations to rows of numbers; none if they already are such rows.
+    """Return the modules that convert observations to vectors; none if the observations are vectors already.
 
     Agents pass real numbers as float32.
     """
@@ -315,14 +320,14 @@ def numbers(space: gym.Space[Any], shares: bool = True) -> list[nn.Module]:
 
 
 def vector_space(space: gym.Space[Any]) -> gym.Space[Any]:
-    """Return the space of network inputs: for several inputs without images, one vector."""
+    """Return the space of the network's input: a vector space if there are several inputs without images."""
     if isinstance(space, gym.spaces.Dict) and not sees_images(space):
         return ConcatInputs(space).space
     return space
 
 
 class ConcatInputs:
-    """Converts several inputs without images to one vector of real numbers, with one-hot choices."""
+    """Converts several inputs without images to one vector, in which discrete values are one-hot."""
 
     def __init__(self, space: gym.spaces.Dict) -> None:
         self._parts = [(name, choices_of(inner), range_of(inner)) for name, inner in space.spaces.items()]
@@ -331,13 +336,16 @@ class ConcatInputs:
         """Space of the vector."""
 
     def __call__(self, observation: Any) -> Any:
-        """Convert a batch with a field for each input, or tensors by name, to float32. [batch, size]"""
+        """Convert a structured array with a field for each input, or a dict of tensors. Returns float32.
+
+        [batch] -> [batch, size]
+        """
         columns = [_numbers(observation[name], choices, bounds) for name, choices, bounds in self._parts]
         return library_of(columns[0]).concatenate([cast(column, np.float32) for column in columns], 1)
 
 
 def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Array:
-    """Convert values to rows of numbers. [batch, *input] -> [batch, numbers]
+    """Convert the values of an input to vectors. [batch, *input] -> [batch, size]
 
     bounds: result of `range_of` for the input's space.
     """
@@ -356,7 +364,8 @@ def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Arra
 def add_weighted(sum_: Tensor, term: Tensor, weight: float | Tensor, sign: int = 1) -> Tensor:
     """Return `sum_` with a weighted term added, or subtracted for sign=-1, as one operation.
 
-    weight: a number or a scalar tensor. With the number 0, torch would still differentiate the term.
+    weight: a number or a scalar tensor. For the number 0, the term is omitted, because torch would still
+    differentiate it.
     """
     if isinstance(weight, Tensor):
         return torch.addcmul(sum_, term, weight, value=sign)
@@ -364,22 +373,23 @@ def add_weighted(sum_: Tensor, term: Tensor, weight: float | Tensor, sign: int =
 
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Returns whether a transform of torch.func is computing, which only knows torch's own operations."""
+"""Returns whether a transform of torch.func is active; these support only torch's own operations."""
 
 
 class Fused(torch.autograd.Function):
-    """A formula with its gradient, which autograd records as one operation.
+    """A formula with a hand-derived gradient, which autograd records as one operation.
 
-    Recording an operation takes autograd about 12 us, so a loss of a small minibatch mostly waits for that.
+    Autograd takes about 12 us to record an operation, so recording dominates the time of a loss over a small
+    minibatch.
 
-    A derived class defines `forward` with operations of torch that are not in place, which stores all inputs
-    as `ctx.inputs`, and `derivative` with respect to the first one. Torch differentiates the formula itself
-    where the gradient will be differentiated again (`create_graph=True`), in transforms of `torch.func`, and
-    for gradients with respect to other inputs.
+    A derived class defines `forward`, which uses no in-place operations and stores all inputs as
+    `ctx.inputs`, and `derivative`, the gradient with respect to the first input. Torch differentiates
+    `forward` itself where the gradient will be differentiated again (`create_graph=True`), in transforms of
+    `torch.func`, and for gradients with respect to other inputs.
     """
 
     enabled = True
-    """Whether gradients are those derived by hand; False: torch differentiates all formulas."""
+    """Whether hand-derived gradients are used; False: torch differentiates all formulas."""
 
     @classmethod
     def compute(cls, *inputs: Any) -> Any:
@@ -393,15 +403,16 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def derivative(ctx: Any, *gradients: Any) -> Tensor:
-        """Return the gradient of the first input.
+        """Return the gradient with respect to the first input.
 
-        gradients: of the results of the formula; None for a result that nothing depends on.
+        gradients: gradients with respect to the results of the formula; None for a result that nothing
+        depends on.
         """
         raise NotImplementedError
 
     @classmethod
     def backward(cls, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the first input, and None for the others."""
+        """Return the gradient with respect to the first input, and None for the other inputs."""
         if torch.is_grad_enabled():  # create_graph=True
             results = cls.forward(_NoContext(), *ctx.inputs)
             both = zip(results if isinstance(results, tuple) else (results,), gradients, strict=True)
@@ -413,7 +424,7 @@ class Fused(torch.autograd.Function):
 
 
 class _NoContext:
-    """Stands for the context of autograd where torch differentiates a formula itself."""
+    """Replaces autograd's context where torch differentiates a formula itself."""
 
     def set_materialize_grads(self, value: bool) -> None:
         """Ignore the setting."""

@@ -29,17 +29,18 @@ class QNetworkConfig:
     """Network of an agent that learns action values."""
 
     torso: Component
-    """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
+    """Module that maps observations to features: a labrl torso, or any `nn.Module` named by `_target_`."""
     head: list[PositiveInt]
-    """Units of each layer between torso and outputs, in both streams if the network is dueling."""
+    """Number of units in each layer between torso and outputs, in both streams if the network is dueling."""
     head_activation: Activation
     """Activation after each layer of the head, by its name in torch.nn."""
     head_layer_norm: bool
     """Whether the outputs of the head's layers are normalized before the activation (arXiv:1607.06450)."""
     dueling: bool
-    """Whether the value of the state and the advantages of the actions have separate streams."""
+    """Whether separate streams compute the value of the state and the advantages of the actions."""
     noisy: PositiveFloat | None
-    """Initial noise of the layers after the torso, sigma_0, 0.5 in the paper; null: no noise."""
+    """Initial magnitude of the noise in the layers after the torso, sigma_0, > 0, 0.5 in the paper
+    (arXiv:1706.10295); null: no noise."""
 
     def __post_init__(self) -> None:
         check_head({"head": self.head}, self.head_layer_norm)
@@ -97,7 +98,7 @@ class QOutput(NamedTuple):
 
 
 class QNetwork(nn.Module):
-    """Outputs for each action, from which the agent's `value` computes expected returns.
+    """Network with outputs for each action, from which the agent's `value` computes expected returns.
 
     num_outputs: number of outputs for each action.
     """
@@ -123,14 +124,14 @@ class QNetwork(nn.Module):
     ) -> QOutput:
         """Compute the outputs for each action.
 
-        observation: observations of steps, segment after segment, [batch, *obs]; state: state before each
-        segment, [segments, state_size], None for the initial one; lengths: lengths of the segments, None if
-        every step is a segment; noise: result of `factor_noise`, for all rows, [num_noise], or each row,
-        [batch, num_noise], None to use the mean weights.
+        observation: observations of steps, segment after segment, [batch, *obs]; state: recurrent state
+        before each segment, [segments, state_size], None for the initial state; lengths: lengths of the
+        segments, None if every step is a segment; noise: result of `factor_noise`, either one for all rows,
+        [num_noise], or one for each row, [batch, num_noise]; None to use the mean weights.
 
-        Dueling networks compute V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581,
-        eq. 9). Their factor on the gradient into the torso is omitted, because Adam's step does not depend
-        on it, apart from `eps` and clipping.
+        Dueling networks compute V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581, eq.
+        9). The paper's scaling of the gradient that enters the torso is omitted, because Adam's step does not
+        depend on that factor, apart from `eps` and clipping.
         """
         if self.state_size:
             features, state = self.torso(observation, state, lengths)

@@ -1,6 +1,6 @@
-"""Recurrent layers after any torso: a GRU or LSTM, whose state is carried from step to step.
+"""Recurrent layers after any torso: a GRU or an LSTM, whose state is carried from step to step.
 
-A recurrent torso declares this in its `TRAITS`, has a `state_size`, and is called with the state:
+A recurrent torso sets `recurrent` in its `TRAITS`, has a `state_size`, and is called with the state:
 `torso(observation, state, lengths) -> (features, state)`. Only agents that carry a state can use it.
 """
 
@@ -28,13 +28,13 @@ class RecurrentConfig:
     """GRU (Cho et al., 2014, arXiv:1406.1078) or LSTM (Hochreiter & Schmidhuber, 1997) after a torso."""
 
     torso: Component
-    """Torso before the recurrent layers: a labrl torso or any `nn.Module` by `_target_`."""
+    """Torso before the recurrent layers: a labrl torso, or any `nn.Module` named by `_target_`."""
     kind: Literal["gru", "lstm"]
     """Type of the recurrent layers."""
     hidden_size: PositiveInt
-    """Units of each layer, and number of features."""
+    """Number of units in each recurrent layer, and number of features."""
     layers: PositiveInt
-    """Number of stacked layers, >= 1."""
+    """Number of stacked recurrent layers, >= 1."""
 
 
 class Recurrent(nn.Module):
@@ -56,7 +56,7 @@ class Recurrent(nn.Module):
         self.core: nn.RNNBase = cells(size, config.hidden_size, config.layers)
         for name, parameter in self.core.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        # The state of an LSTM has outputs and cells of all layers, that of a GRU only outputs.
+        # The state of an LSTM contains outputs and cells of all layers, the state of a GRU only outputs.
         self._parts = (2 if config.kind == "lstm" else 1) * config.layers
         self._layers = config.layers
         self.state_size = self._parts * config.hidden_size
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
 
     @classmethod
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError if the torso cannot read the observations, or is recurrent itself."""
+        """Raise InputError if the inner torso cannot read the observations, or is recurrent itself."""
         if traits_of(config.torso).recurrent:
             raise InputError.unsupported(
                 "agent.network.torso.torso",
@@ -79,9 +79,9 @@ class Recurrent(nn.Module):
         """Compute the features of steps in segments of consecutive steps, and the state after each segment.
 
         observation: observations in the network's layout, segment after segment, [batch, *obs]; state: state
-        before each segment, [segments, state_size], None for the initial one, 0; lengths: lengths of the
-        segments, with sum batch, None if every step is a segment. Returns [batch, hidden_size] and [segments,
-        state_size].
+        before each segment, [segments, state_size], None for the initial state, 0; lengths: lengths of the
+        segments, which add up to `batch`, None if every step is a segment. Returns the features, [batch,
+        hidden_size], and the states, [segments, state_size].
         """
         return in_float32(lambda features: self._carried(features, state, lengths), self.torso(observation))
 
@@ -95,7 +95,8 @@ class Recurrent(nn.Module):
         if lengths is None:
             outputs, after = self.core(features.unsqueeze(0), self._split(state))
             return outputs.squeeze(0), self._joined(after)
-        # PackedSequence needs all first steps, then all second ones, and so on, the longest segments first.
+        # PackedSequence needs all first steps, then all second steps, and so on, in segments of falling
+        # length.
         order = np.argsort(-lengths, kind="stable")
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -112,7 +113,7 @@ class Recurrent(nn.Module):
         return outputs.data[back], self._joined(after)[by_rank]
 
     def _split(self, state: Tensor) -> Any:
-        """Convert a state, [segments, state_size], to the form of torch's recurrent layers."""
+        """Convert a state, [segments, state_size], to the format of torch's recurrent layers."""
         parts = state.view(-1, self._parts, self.core.hidden_size).transpose(0, 1).contiguous()
         return (parts[: self._layers], parts[self._layers :]) if self._parts > self._layers else parts
 

@@ -35,10 +35,10 @@ from labrl.types import PositiveInt
 
 @dataclass(kw_only=True)
 class MLPConfig:
-    """Fully connected layers over the flattened observation."""
+    """Fully connected layers that read the flattened observation."""
 
     hidden: list[PositiveInt]
-    """Units of each layer."""
+    """Number of units in each layer."""
     activation: Activation
     """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
@@ -48,7 +48,7 @@ class MLPConfig:
 
 
 class MLP(nn.Sequential):
-    """Multi-layer perceptron for vectors and for Discrete or MultiDiscrete observations, one-hot encoded.
+    """Multi-layer perceptron for vectors and for one-hot encoded Discrete or MultiDiscrete observations.
 
     Bytes, such as RAM or images that are too small for convolutions, are scaled to [0, 1].
     """
@@ -64,9 +64,9 @@ class MLP(nn.Sequential):
 
 
 class PixelConvolution(nn.Conv2d):
-    """Convolution of images of bytes, which it scales to [0, 1].
+    """Convolution that scales the bytes of images to [0, 1].
 
-    It divides its few weights by `divisor`, which saves a pass over the many pixels.
+    Dividing the few weights by `divisor` saves a pass over the many pixels.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PixelConvolution(nn.Conv2d):
             self.shares = ScaleBytes(*(part.transpose(axes) for part in bounds))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Compute the maps. [batch, height, width, channels] -> [batch, maps, h, w]"""
+        """Compute the output channels. [batch, height, width, channels] -> [batch, maps, h, w]"""
         device = autocast_device()
         dtype = torch.float32 if device is None else torch.get_autocast_dtype(device)
         pixels = observation.permute(0, 3, 1, 2)
@@ -96,9 +96,9 @@ class PixelConvolution(nn.Conv2d):
 
 
 def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
-    """Return height, width, channels, and whether the channels (or stacked frames) are the first axis.
+    """Return the height, width and channels, and whether the channels (or stacked frames) are the first axis.
 
-    The shortest axis has the channels: the first one in the ALE, the last one in Gymnasium.
+    The channels are the shortest axis: the first one in the ALE, the last one in Gymnasium.
     """
     shape = space.shape
     assert shape is not None
@@ -108,7 +108,7 @@ def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
 
 
 class ImageTorso(nn.Module):
-    """Base of torsos for images, with their layout."""
+    """Base of torsos for images; converts the layout of images."""
 
     smallest: int
     """Smallest height and width in pixels that the convolutions support."""
@@ -118,7 +118,7 @@ class ImageTorso(nn.Module):
         super().__init__()
         self.check(config, observation_space)
         self.image_shape = image_shape(observation_space)[:3]
-        """Height, width and channels."""
+        """Height, width and number of channels."""
         self.channels_first = image_shape(observation_space)[3]
 
     @classmethod
@@ -132,14 +132,14 @@ class ImageTorso(nn.Module):
         height, width, _, _ = image_shape(observation_space)
         if min(height, width) < cls.smallest:
             raise refusal(
-                f"{cls.__name__} needs images of at least {cls.smallest} pixels each way, got {height} x "
-                f"{width}. Use agent/network=mlp or your own torso."
+                f"{cls.__name__} needs images of at least {cls.smallest} pixels in height and width, got "
+                f"{height} x {width}. Use agent/network=mlp or your own torso."
             )
 
     def layout(self, observation: Any) -> Any:
         """Move the channels to the last axis. [num_envs, *obs] -> [num_envs, height, width, channels]
 
-        This also accepts tensors, in an exported policy.
+        In an exported policy, the observation is a tensor.
         """
         if not self.channels_first:
             return observation
@@ -157,7 +157,8 @@ class NatureCNNConfig:
     """Convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
 
     features: PositiveInt | None
-    """Units of the fully connected layer after the convolutions; null: none, for heads with layers."""
+    """Number of units in the fully connected layer after the convolutions; null: no such layer, if the heads
+    have hidden layers of their own."""
     activation: Activation
     """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
@@ -191,7 +192,7 @@ class NatureCNN(ImageTorso):
 
     @staticmethod
     def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
-        """Return the optional normalization and the activation after a layer."""
+        """Return the modules that follow `layer`: the optional normalization and the activation."""
         activate = activation_layer(config.activation)
         if not config.layer_norm:
             return [activate]
@@ -204,17 +205,17 @@ class NatureCNN(ImageTorso):
 
 @dataclass(kw_only=True)
 class InputsConfig:
-    """Torsos for several inputs."""
+    """Torsos for observations with several inputs."""
 
     joint: Component
     """Torso for the concatenated features of all images and all other inputs; it must accept vectors."""
     image: Component
     """Torso of each image."""
     own: dict[str, Component]
-    """Torsos of particular images, by name, instead of `image`."""
+    """Torsos of particular images, by name; they replace `image`."""
 
     def torso_of(self, name: str) -> Component:
-        """Return the torso of an image."""
+        """Return the torso of the image called `name`."""
         return self.own.get(name, self.image)
 
 
@@ -241,7 +242,7 @@ class Inputs(nn.Module):
         self.images = nn.ModuleDict()
         self._layouts: dict[str, Any] = {}
         self._num_bytes = 4 * size
-        """Number of bytes of the numbers at the start of a row."""
+        """Number of bytes at the start of a row that contain the inputs without images."""
         self._shapes: list[tuple[int, ...]] = []
         for name, inner in images.items():
             part = build_torso(config.torso_of(name), inner)
@@ -254,7 +255,7 @@ class Inputs(nn.Module):
 
     @classmethod
     def check(cls, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError for other observations, and for torsos that cannot read their input."""
+        """Raise InputError if there are no images among several inputs, or a torso cannot read its input."""
         if not several_images(observation_space):
             raise refusal(
                 f"Inputs is for several inputs with images among them, got {observation_space}. Use "
@@ -266,17 +267,17 @@ class Inputs(nn.Module):
             if name not in names:
                 raise InputError.about(
                     f"agent.network.torso.own.{name}",
-                    f"there is no such image; there are {', '.join(names)}",
+                    f"there is no such image; the images are {', '.join(names)}",
                     code="unknown-key",
                 )
         for name in names:
             check_reads(config.torso_of(name), observation_space.spaces[name])
 
     def layout(self, observation: Any) -> Any:
-        """Convert a batch with a field for each input to rows of bytes. [batch] -> [batch, bytes]
+        """Convert a structured array with a field for each input to rows of bytes. [batch] -> [batch, bytes]
 
-        Tensors by name, in an exported policy, are converted to rows of float32, because other runtimes
-        cannot reinterpret bytes as numbers.
+        In an exported policy, the observation is a dict of tensors, which are converted to rows of float32,
+        because other runtimes cannot reinterpret bytes as numbers.
         """
         if isinstance(observation, dict):
             rows = [] if self._numbers is None else [self._numbers(observation)]
@@ -300,15 +301,15 @@ class Inputs(nn.Module):
             begin = end
         if self._numbers is None:
             return torch.cat(features, dim=1)
-        # Numbers such as positions need more than the three digits of bfloat16.
+        # Values such as positions need more than the three digits of bfloat16.
         return in_float32(self.joint, torch.cat([*(part.float() for part in features), numbers], dim=1))
 
 
 @torch.fx.wrap  # torch.fx cannot trace a branch on a dtype
 def _numbers_and_pictures(rows: Tensor, num_bytes: int) -> tuple[Tensor, Tensor]:
-    """Split rows of `Inputs.layout` into numbers in float32 and the values of images.
+    """Split rows of `Inputs.layout` into the vector of all other inputs in float32 and the values of images.
 
-    num_bytes: number of bytes of the numbers, as float32.
+    num_bytes: size of the vector in bytes, as float32.
     """
     if rows.dtype != torch.uint8 or num_bytes == 0:
         return rows[:, : num_bytes // 4], rows[:, num_bytes // 4 :]
@@ -318,7 +319,7 @@ def _numbers_and_pictures(rows: Tensor, num_bytes: int) -> tuple[Tensor, Tensor]
 
 
 class FittingTorso(nn.Sequential, ABC):
-    """Base of torsos that choose another one by the observation space, and consist of it."""
+    """Base of torsos that choose a torso according to the observation space and consist of the chosen one."""
 
     TRAITS = TorsoTraits(several_inputs=True)
 
@@ -335,7 +336,7 @@ class FittingTorso(nn.Sequential, ABC):
 
     @classmethod
     def check(cls, config: Any, observation_space: gym.Space[Any]) -> Component:
-        """Return the torso that fits. Raises InputError for stacked color images, which none supports."""
+        """Return the torso that fits. Raises InputError for stacked color images, which no torso supports."""
         space, target = observation_space, f"{cls.__module__}.{cls.__qualname__}"
         if isinstance(space, gym.spaces.Dict):
             own = Component(target, config)
@@ -361,7 +362,7 @@ class AutoTorsoConfig:
 
 
 class AutoTorso(FittingTorso):
-    """Nature CNN for images that are large enough, MLP for everything else, both for several inputs."""
+    """Nature CNN for images that are large enough, MLP for everything else; for several inputs, both."""
 
     Config = AutoTorsoConfig
 
