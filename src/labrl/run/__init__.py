@@ -1,1 +1,1 @@
-"""A run and an experiment on disk: folder, lock, checkpoints, tables of metrics, episodes, provenance."""
+"""Runs and experiments on disk: folders, locks, checkpoints, tables of metrics, episodes and provenance."""

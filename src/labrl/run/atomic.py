@@ -1,4 +1,4 @@
-"""Write files so that neither a reader nor a crash sees a partial one."""
+"""Write files so that no reader sees a partial file, and no crash leaves one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from labrl.processes.secrets import redact
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, would survive a power failure. Does nothing
-    if there is no such file."""
+    """Wait until the content of a file, or the list of files in a folder, would survive a power failure. Do
+    nothing if `path` does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def sync_file(path: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes | memoryview) -> None:
-    """Write a file and wait until it is on disk."""
+    """Write a file, and wait until its content is on disk."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()
@@ -42,10 +42,10 @@ def copy_synced(source: Path, target: Path) -> None:
 
 
 class HashedFile:
-    """A file that is written sequentially while its size and SHA-256 are computed.
+    """A file whose size and SHA-256 are computed while it is written sequentially.
 
-    A disk error is kept until `finish`, because writers in C++ replace errors that occur during a write by
-    others.
+    A disk error is raised only by `finish`, because writers in C++ replace errors during a write with other
+    errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class HashedFile:
         self._error: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
-        """Append `content`, and return its number of bytes."""
+        """Append `content` to the file, and return the size of `content` in bytes."""
         size = memoryview(content).nbytes
         if self._error is None:
             try:
@@ -67,10 +67,10 @@ class HashedFile:
         return size
 
     def flush(self) -> None:
-        """Do nothing until `finish`. `torch.save` requires this method."""
+        """Do nothing, because `finish` flushes the file. `torch.save` requires this method."""
 
     def finish(self) -> dict[str, int | str]:
-        """Wait until everything is on disk, and return `size` (bytes) and `sha256`. Raises OSError."""
+        """Wait until the file is on disk, and return its `size` in bytes and its `sha256`. Raises OSError."""
         with self._file:
             if self._error is not None:
                 raise self._error
@@ -80,11 +80,12 @@ class HashedFile:
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Replace `path` by `content` atomically: write a temporary file, sync it if `durable`, and rename it.
+    """Replace the file `path` with `content` atomically: write a temporary file, sync it if `durable`, and
+    rename it.
 
-    Without `durable`, readers still never see a partial file, but a power failure may lose it.
+    Without `durable`, readers still never see a partial file, but the file may be lost in a power failure.
     """
-    # Without a UTF-8 locale, a path has surrogates, which stand for bytes.
+    # Without a UTF-8 locale, text that contains a path has surrogates, which represent bytes.
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     # With the process id, two processes that write the same file use different temporary ones.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -102,14 +103,14 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 def write_json(path: Path, content: Any, durable: bool = True) -> None:
-    """Replace `path` by `content` as indented JSON without secrets, atomically. Numbers that are not finite
-    become null."""
+    """Replace the file `path` atomically with `content` as indented JSON without secrets. Numbers that are
+    not finite become null."""
     text = json.dumps(as_known_to_json(redact(content)), indent=2, ensure_ascii=False, allow_nan=False)
     write_atomic(path, text + "\n", durable)
 
 
 def as_known_to_json(content: Any) -> Any:
-    """Replace nan and infinity, which JSON does not have, by None."""
+    """Return a copy of nested data with None in place of nan and infinity, which JSON does not have."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, Mapping):

@@ -1,7 +1,8 @@
 """A published policy: the folder of `labrl-export --card`, as the Hugging Face hub expects it.
 
-`model.safetensors` has the weights of the networks that act and the statistics of the transforms, by the path
-in the state, with slashes. `config.json` has the rest: the configuration, and the origin of the weights.
+`model.safetensors` contains the weights of the acting networks and the statistics of the transforms, each
+named by its path in the state, with slashes. `config.json` contains the rest: the configuration and the
+origin of the weights.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ FORMAT_VERSION = 1
 
 
 class Card:
-    """A published policy, from which `labrl.load` loads as it does from a run with one session."""
+    """A published policy, which `labrl.load` treats like a run with one session."""
 
     config_dir = None
-    """The user's folder of groups, which a published policy does not have."""
+    """The folder with the user's own configuration groups: always None for a published policy."""
 
     def __init__(self, path: Path) -> None:
-        """Raise DamagedFileError if the description is damaged."""
+        """Open the published policy in folder `path`. Raises DamagedFileError if its `config.json` is
+        damaged."""
         check_installed(str(path))
         self.path = path
         try:
@@ -40,19 +42,20 @@ class Card:
             raise DamagedFileError.about(path / CONFIG, f"cannot be read: {error!r}") from error
 
     def read_provenance(self) -> dict[str, Any]:
-        """Return the description, with `config`."""
+        """Return the content of `config.json`, which contains the configuration under `config`."""
         return dict(self._facts)
 
     def choose_session(self, wanted: int | None, key: str = "session") -> Card:
-        """Return this policy itself. Raises InputError if another session is wanted than its own, or 0."""
+        """Return the policy itself. Raises InputError if `wanted` is neither None, 0 nor the session of the
+        policy."""
         if wanted not in (None, 0, self.index):
             raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only session {self.index}")
         return self
 
     def choose_checkpoint(self, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
-        """Return the state and its kind.
+        """Return the stored checkpoint and its kind.
 
-        Raises InputError if another frame is wanted, and DamagedFileError if the file cannot be read.
+        Raises InputError if a different frame is requested, and DamagedFileError if the file cannot be read.
         """
         if wanted not in ("best", "latest", "default", str(self._frame)):
             raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only frame {self._frame}")
@@ -75,20 +78,21 @@ class Card:
 
 
 def is_card(path: Path) -> bool:
-    """Return whether a folder is that of a published policy."""
+    """Return whether `path` is the folder of a published policy."""
     return (path / WEIGHTS).is_file() and (path / CONFIG).is_file()
 
 
 def check_installed(setting: str) -> None:
-    """Raise InputError if safetensors is missing. setting: what needs it."""
+    """Raise InputError if safetensors is not installed. setting: the option or folder that requires it."""
     if importlib.util.find_spec("safetensors") is None:
         raise InputError.not_installed(setting, "safetensors", "share")
 
 
 def write_card_files(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write `model.safetensors` and `config.json`.
+    """Write `model.safetensors` and `config.json` of a published policy to the folder `path`.
 
-    state: result of `acting_state`; facts: `config`, `session`, `frame` and further facts of the origin.
+    state: result of `acting_state`; facts: `config`, `session`, `frame` and further metadata on the origin of
+    the weights.
     """
     import torch
     from numpy import ndarray

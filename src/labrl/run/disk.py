@@ -1,4 +1,4 @@
-"""The disk space of a run, and the removal of files that a finished run no longer needs."""
+"""Measure the disk space of a run, and remove files that a finished run no longer needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labrl.run.folder import now
 from labrl.run.run import Run
 
 _KINDS = {REPLAY: "replay buffer", "checkpoints": "checkpoints", "videos": "videos"}
-"""Name of what is in a folder of a run."""
+"""Kind of the files in a folder of a run, by name of the folder."""
 
 
 def disk_use(run: Run) -> Counter[str]:
@@ -29,19 +29,20 @@ def disk_use(run: Run) -> Counter[str]:
 
 
 def clean(run: Run, remove: bool) -> dict[str, int]:
-    """Return the disk space that can be freed in a finished run, in bytes by kind of file: replay buffers,
-    checkpoints other than the newest and the best, and videos; nothing behind symbolic links. With `remove`,
-    remove these files, after recording them in `run.json` as `cleaned`.
+    """Return the disk space that can be freed in a finished run, in bytes by kind of file. If `remove`, also
+    remove the files, after recording them in `run.json` as `cleaned`.
 
-    Raises InputError if the run has not finished or its checkpoints have another format, BusyFolderError if a
-    process uses the run, LabrlError if `run.json` cannot be written, and OSError if files cannot be removed.
+    The kinds are replay buffers, checkpoints other than the newest and the best, and videos. Files behind
+    symbolic links are ignored. Raises InputError if the run has not finished or its checkpoints have another
+    format, BusyFolderError if a process uses the run, LabrlError if `run.json` cannot be written, and OSError
+    if files cannot be removed.
     """
     with run.lock() if remove else nullcontext():
         run.forget()
         if run.status not in ("finished", "pruned"):
             why = f"the run is {run.status}, and +resume needs its files"
             raise InputError.about(run.path, why, code="busy")
-        # What a finished run does not need.
+        # Files that a finished run does not need.
         found = {"replay buffers": [], "old checkpoints": [], "videos": [*run.enjoy.glob("*/*.mp4")]}
         for session in run.sessions:
             old = session.store().old()
@@ -64,7 +65,7 @@ def clean(run: Run, remove: bool) -> dict[str, int]:
             files = [str(path.relative_to(run.path)) for path in removed]
             entry = {"time": now(), "bytes": sum(sizes.values()), "files": files}
             run.update(cleaned=[*run.read_info().get("cleaned", []), entry])
-            if run.errors.lacking:  # then a resume would not know why the files are missing
+            if run.errors.lacking:  # otherwise a resume would not know why the files are missing
                 raise LabrlError.about(
                     run.marker, f"it cannot be written ({run.errors.cause})", code="resources"
                 )

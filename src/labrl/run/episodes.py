@@ -1,8 +1,7 @@
-"""Recorded episodes, each stored as a seed and the actions since, which reproduce the episode.
+"""Recorded episodes. Each is stored as a seed and the subsequent actions, which reproduce the episode.
 
-session_<k>/episodes/best.npz       the episode with the highest return
-session_<k>/episodes/last.npz       the latest one
-session_<k>/episodes/<frame>.npz    one of each evaluation
+session_<k>/episodes/best.npz the episode with the highest return session_<k>/episodes/last.npz the latest
+episode session_<k>/episodes/<frame>.npz one episode of each evaluation
 """
 
 from __future__ import annotations
@@ -25,21 +24,23 @@ from labrl.run.folder import check_format
 FORMAT_VERSION = 1
 
 Source = Literal["training", "evaluation"]
-"""Kind of episodes: those that the agent learned from, or those of separate evaluation environments."""
+"""Kind of episodes: `training` episodes, from which the agent learns, or those in separate `evaluation`
+environments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedEpisode:
-    """One whole episode that can be played again."""
+    """A complete episode that can be played back."""
 
     seed: int
     """Seed with which the environment was reset."""
     actions: NDArray
-    """Actions as passed to the environment, in the smallest type that holds them. [length, *action]"""
+    """Actions as passed to the environment, in the smallest data type that can represent them. [length,
+    *action]"""
     episode_return: float
     """Undiscounted sum of the raw rewards."""
     length: int
-    """Agent steps."""
+    """Number of agent steps."""
     truncated: bool
     """Whether a time limit ended the episode."""
     final_observation: str
@@ -48,7 +49,7 @@ class RecordedEpisode:
     """Training frame at which the episode ended."""
     source: Source
     environment: int
-    """Index in the vector environment."""
+    """Index of the environment in the vector environment."""
     number: int
     """Number of episodes that this environment had played before."""
     env: dict[str, Any]
@@ -56,20 +57,20 @@ class RecordedEpisode:
 
     def plain(self) -> dict[str, Any]:
         """Return the episode as plain data and one array, for a checkpoint. `RecordedEpisode(**plain)`
-        restores it."""
+        restores the episode."""
         return dict(vars(self))
 
 
 def checksum(observation: NDArray) -> str:
-    """Return the SHA-256 of an array's type, shape and elements."""
+    """Return the SHA-256 of an array's data type, shape and elements."""
     array = np.ascontiguousarray(observation)
     head = f"{array.dtype.str} {array.shape} ".encode()
     return hashlib.sha256(head + array.tobytes()).hexdigest()
 
 
 def write_episode(folder: Path, name: str, episode: RecordedEpisode) -> None:
-    """Replace `<name>.npz` in `folder`: the array `actions`, and everything else as JSON in `facts`. Raises
-    OSError."""
+    """Write an episode to `<name>.npz` in `folder`, replacing an older file: `actions` as an array,
+    everything else as JSON in `facts`. Raises OSError."""
     facts = {name: value for name, value in episode.plain().items() if name != "actions"}
     content = io.BytesIO()
     text = json.dumps({"format_version": FORMAT_VERSION, **facts})
@@ -79,8 +80,8 @@ def write_episode(folder: Path, name: str, episode: RecordedEpisode) -> None:
 
 
 def read_episode(path: Path) -> RecordedEpisode:
-    """Return the episode in a file of `write_episode`. Raises DamagedFileError if the file is damaged, and
-    InputError if a newer version of labrl wrote it."""
+    """Read an episode from a file that `write_episode` wrote. Raises DamagedFileError if the file is damaged,
+    and InputError if this version of labrl cannot read its format."""
     try:
         with np.load(path, allow_pickle=False) as content:
             actions, facts = content["actions"], json.loads(str(content["facts"]))
@@ -94,6 +95,7 @@ def read_episode(path: Path) -> RecordedEpisode:
 
 
 def recorded_names(folder: Path) -> list[str]:
-    """Return the names of the episodes in `folder`: `best`, `last`, then frames in order."""
+    """Return the names of the recorded episodes in `folder`: `best`, `last`, then frames in increasing
+    order."""
     names = [path.stem for path in folder.glob("*.npz")]
     return sorted(names, key=lambda name: (name.isdigit(), int(name) if name.isdigit() else 0, name))

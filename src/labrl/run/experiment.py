@@ -1,4 +1,4 @@
-"""An experiment on disk: a folder with the run folders of its trials and `experiment.json`."""
+"""An experiment on disk: a folder that contains `experiment.json` and the run folders of its trials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from labrl.run.run import Run
 from labrl.run.signature import is_own, signed
 
 TRIAL_LOG = "trial.log"
-"""File in the run folder of a search's trial with its output, and the traceback if it crashed."""
+"""Name of the file with the output of a search's trial, and its traceback if it crashed, in the trial's run
+folder."""
 
 STUDY_FILE = "study.db"
 """Name of the SQLite storage of a search for which no other storage is configured."""
@@ -36,7 +37,8 @@ ExperimentKind = Literal["grid", "search"]
 ExperimentStatus = Literal["running", "finished", "failed", "interrupted"]
 
 TrialStatus = Literal["waiting", "running", "finished", "failed", "interrupted", "pruned"]
-"""Status of a trial. A killed experiment leaves `running` behind; `pruned`: stopped early by a search."""
+"""Status of a trial. In a killed experiment, trials may remain `running`; `pruned`: stopped early by a
+search."""
 
 
 @dataclass(kw_only=True)
@@ -44,20 +46,21 @@ class TrialRecord:
     """The entry of one trial in `experiment.json`."""
 
     number: int
-    """Number of the trial in its experiment, >= 0. A number is never used twice."""
+    """Number that identifies the trial in its experiment, >= 0. A number is never used twice."""
     overrides: list[str]
-    """All overrides that compose the trial, without those for Hydra."""
+    """All overrides that compose the trial's configuration, without those for Hydra."""
     folder: str
-    """Its run folder, relative to the experiment's. It does not exist before the trial starts."""
+    """The trial's run folder, relative to the experiment folder. It does not exist before the trial
+    starts."""
     status: TrialStatus = "waiting"
     error: str | None = None
     """Error of a failed trial, in one line."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Further plain data: `params`, `values` and `intermediate` of a search. In the file they are beside the
-    other fields."""
+    """Further plain data: `params`, `values` and `intermediate` of a search. In `experiment.json`, they are
+    on the same level as the other fields."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as it is written to the file."""
+        """Return the entry of the trial as it is written to `experiment.json`."""
         content = dataclasses.asdict(self)
         facts = content.pop("facts")
         return {**content, **facts}
@@ -71,13 +74,13 @@ class TrialRecord:
 
 
 class Experiment(Folder[ExperimentStatus]):
-    """An experiment on disk. Use `begin`, `open` or `load` to get one.
+    """An experiment on disk. Use `begin`, `open` or `load` to get an instance.
 
-    Its marker `experiment.json` holds: `kind`, the recorded status (a killed experiment stays `running`),
-    `command` (as first typed), `resumes` (the command of each resume), `overrides` and `hydra_overrides` (the
-    overrides that compose it now), `swept` (the keys in which trials differ), `config_dir`, `stages` (the
-    plan of a comparison with `seed=auto`, else null), `trials` ordered by number, and for a search its facts
-    under `search`.
+    Its marker `experiment.json` contains: `kind`; the recorded `status` (a killed experiment stays
+    `running`); `command` (the command line of the start); `resumes` (the command line of each resume);
+    `overrides` and `hydra_overrides` (the overrides that currently compose the experiment); `swept` (the keys
+    in which trials differ); `config_dir`; `stages` (the plan of a comparison with `seed=auto`, otherwise
+    null); `trials`, ordered by number; and for a search its settings under `search`.
     """
 
     MARKER = EXPERIMENT_MARKER
@@ -90,30 +93,33 @@ class Experiment(Folder[ExperimentStatus]):
     def begin(
         cls, path: str | os.PathLike[str], kind: ExperimentKind, trials: Iterable[TrialRecord], **facts: Any
     ) -> Self:
-        """Claim `path` for a new experiment. Takes facts and raises errors as `create` does."""
+        """Claim `path` for a new experiment, and return the experiment. facts: further plain data for the
+        marker. Raises the errors of `create`."""
         return cls.create(path, kind=kind, **facts, trials=[trial.as_json() for trial in trials])
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Return the experiment in `folder` with its runs, or all runs below it as if they were one.
+        """Return the experiment in `folder` with its runs. If `folder` is not an experiment folder, return
+        all runs below it as an experiment.
 
         Raises InputError if there is no run, and DamagedFileError if `experiment.json` is damaged.
         """
         experiment = cls(Path(os.path.abspath(Path(folder).expanduser())))
-        experiment._check_own_format()  # a trial of another version gives a warning
+        experiment._check_own_format()  # a trial of another version only causes a warning
         experiment.runs  # noqa: B018 (raises the errors)
         return experiment
 
     def check_format(self) -> None:
-        """Raise InputError if this version of labrl does not read the folder or that of a trial."""
+        """Raise InputError if this version of labrl cannot read the format of the experiment or of one of its
+        trials."""
         self._check_own_format()
         with suppress(KeyError, TypeError):  # a damaged entry is reported when the trials are read
             for trial in read_json(self.marker).get("trials", ()):
                 Run(self.path / trial["folder"]).check_format()
 
     def _check_own_format(self) -> None:
-        """Raise InputError for another format, and for a search with several objectives, as earlier versions
-        of labrl made them."""
+        """Raise InputError if this version of labrl cannot read the experiment: for another format, or for a
+        search with several objectives, which only earlier versions support."""
         super().check_format()
         facts = read_json(self.marker).get("search")
         objective = facts.get("objective") if isinstance(facts, dict) else None
@@ -123,26 +129,29 @@ class Experiment(Folder[ExperimentStatus]):
             raise InputError.about(self.path, why, origin(self.path), code="not-installed")
 
     def trials(self) -> list[TrialRecord]:
-        """Return all trials, ordered by number. Raises DamagedFileError if the file is damaged."""
+        """Return the records of all trials, ordered by number. Raises DamagedFileError if `experiment.json`
+        is damaged."""
         try:
             return [TrialRecord.from_json(content) for content in self.read_info().get("trials", [])]
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedFileError.about(self.marker, f"the entry of a trial lacks {error}") from error
 
     def set_trials(self, changed: Iterable[TrialRecord]) -> None:
-        """Add the records of `changed`, or replace those with the same number, and keep the others."""
+        """Write the trial records in `changed`, replacing records with the same number. Other records are
+        kept."""
         with self.writing:
             records = {trial.number: trial for trial in [*self.trials(), *changed]}
             self.replace_trials(records.values())
 
     def replace_trials(self, trials: Iterable[TrialRecord]) -> None:
-        """Replace all records by `trials`."""
+        """Replace the records of all trials with `trials`."""
         self.update(trials=[trial.as_json() for trial in sorted(trials, key=lambda one: one.number)])
 
     def resumed(self, command: Typed, edits: Sequence[str], **facts: Any) -> None:
-        """Record a resume: its command, its overrides, and further `facts`.
+        """Record a resume of the experiment, and set its status to `running`.
 
-        The first command stays under `command`.
+        command: command line of the resume; edits: overrides of the resume; facts: further plain data for the
+        marker. The command line of the start remains under `command`.
         """
         entry = {"time": now(), "command": command, "edits": list(edits)}
         self.set_status(
@@ -153,7 +162,7 @@ class Experiment(Folder[ExperimentStatus]):
         )
 
     def _sealed(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Sign the content, unless someone else has written what is there now."""
+        """Sign the marker's new content, unless someone else has written its present content."""
         before = read_json(self.marker)
         return signed(redact(content)) if not before or is_own(before) else content
 
@@ -164,12 +173,13 @@ class Experiment(Folder[ExperimentStatus]):
 
     @property
     def runs(self) -> list[Run]:
-        """Its trials that have started, ordered by their number, or by their start if they have none."""
+        """The runs of the trials that have started, ordered by trial number, or by start time if they have no
+        numbers."""
         return self._runs[0]
 
     @property
     def warnings(self) -> list[str]:
-        """Messages about trials without a readable run folder."""
+        """Messages about trials that have no readable run folder."""
         return self._runs[1]
 
     @cached_property
@@ -198,7 +208,8 @@ class Experiment(Folder[ExperimentStatus]):
 
     @property
     def status(self) -> str:
-        """Status, as in `Run.status`; if none is recorded, the worst status of its runs."""
+        """Status of the experiment, as in `Run.status`; if no status is recorded, the worst status of the
+        experiment's runs."""
         statuses = [run.status for run in self.runs]
         said = self.info.get("status")
         if said in (None, "running"):
@@ -209,8 +220,8 @@ class Experiment(Folder[ExperimentStatus]):
         return str(said)
 
     def number_of(self, run: Run) -> int | None:
-        """Return the number of the trial in `run`; None for other runs, such as those that confirm a
-        search."""
+        """Return the number of the trial whose run is `run`; None for other runs, such as those that confirm
+        a search."""
         return self._numbers.get(run.path.resolve())
 
     @cached_property
@@ -230,11 +241,11 @@ class Experiment(Folder[ExperimentStatus]):
 
 
 def discard_refused(folder: Path, before: set[str] | None) -> None:
-    """Remove the files that a refused experiment has put into its folder, and the folder if the experiment
-    created it.
+    """Remove the files that a refused experiment has written to its folder, and the folder itself if the
+    experiment created it.
 
-    before: the names in the folder before; None if the folder did not exist. Later files with names that
-    labrl does not use belong to someone else and stay.
+    before: the names in the folder before the experiment; None if the folder did not exist. New files whose
+    names labrl does not use belong to someone else and are kept.
     """
     for path in folder.iterdir():
         if path.name in (before or ()):

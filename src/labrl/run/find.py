@@ -13,16 +13,16 @@ from labrl.run.folder import PROVENANCE
 from labrl.run.run import MARKER, Run
 
 DEEPEST = 4
-"""Number of levels below a folder down to which runs are searched."""
+"""Number of levels below a folder that are searched for runs."""
 
 _log = logging.getLogger(__name__)
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:
-    """Return the run in `folder`, whose description is whole.
+    """Return the run in `folder`.
 
-    Raises InputError, which suggests a better folder if there is one, and DamagedFileError if a file that
-    describes the run is missing or damaged.
+    Raises InputError (which suggests a better folder, if there is one) if this is not a run folder, and
+    DamagedFileError if a file that describes the run is missing or damaged.
     """
     path = Path(folder).expanduser()
     first = next(_folders(path), None)
@@ -39,10 +39,10 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """Return the runs in `places`: run folders, folders that contain runs, or globs. Each run is returned
     once.
 
-    Runs are in the order of the places, and below one place from the oldest to the newest. With several
-    places, as the shell passes for a glob, those without a run are skipped with a warning; so are damaged
-    runs below a folder. Raises InputError if no run is found, and for a place that does not exist or is part
-    of a run.
+    Runs are in the order of the places, and below each place from the oldest to the newest. If there are
+    several places, for example from a glob of the shell, places without a run are skipped with a warning.
+    Damaged runs below a folder are also skipped with a warning. Raises InputError if no run is found, or if a
+    place does not exist or is part of a run.
     """
     found: dict[Path, Run] = {}
     without: list[str] = []
@@ -76,9 +76,9 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
 
 
 def runs_below(path: Path) -> list[Run]:
-    """Return the runs below a folder from the oldest to the newest. Damaged ones are skipped with a warning.
+    """Return the runs below a folder from the oldest to the newest. Damaged runs are skipped with a warning.
 
-    Raises InputError if there is none.
+    Raises InputError if there is no run.
     """
     runs, refusals = [], []
     for folder in _folders(path):
@@ -94,7 +94,7 @@ def runs_below(path: Path) -> list[Run]:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is that of a run, even if its marker is missing."""
+    """Return whether `path` is a run folder, even if its marker is missing."""
     return any((path / name).exists() for name in (MARKER, PROVENANCE))
 
 
@@ -105,7 +105,8 @@ def _loaded(path: Path) -> Run:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """Yield every run folder below `path`, at most DEEPEST levels down. None of them is inside another."""
+    """Yield every run folder at most DEEPEST levels below `path`. Run folders are not searched for other
+    runs."""
     root = len(path.parts)
     for folder, below, files in os.walk(path):
         if MARKER in files or PROVENANCE in files:

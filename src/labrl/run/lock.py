@@ -1,4 +1,4 @@
-"""Lock of a folder by the process that works in it."""
+"""Lock that a process holds on the folder in which it works."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from labrl.errors import BusyFolderError, InputError
 _log = logging.getLogger(__name__)
 
 LOCK = ".lock"
-"""Name of the lock file in the folder, which contains the name of the holder."""
+"""Name of the lock file in a folder. The file contains the name of the process that holds the lock."""
 
 _LOOK_SECONDS = 0.1
-"""Seconds for which a check of the lock may delay a process that wants to take it."""
+"""Time in seconds for which a process tries to take a lock, because another process may be checking the
+lock."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class FolderLock:
-    """Context manager that holds the lock of a folder. The system releases it when the process ends, also by
-    kill -9.
+    """Context manager that holds the lock of a folder. The system releases the lock when the process ends,
+    even after kill -9.
 
-    On a file system without locks nothing is locked, and a warning is logged.
+    On a file system without locks, nothing is locked, and a warning is logged.
     """
 
     def __init__(self, folder: Path, part_of: Path | None = None) -> None:
-        """part_of: the folder to name in errors, if `folder` is only a part of it."""
+        """folder: the folder to lock; part_of: the folder that errors name, if `folder` is only a part of
+        it."""
         self.path = folder / LOCK
         self._named = part_of or folder
         self._lock = FileLock(
@@ -41,8 +43,8 @@ class FolderLock:
         )
 
     def __enter__(self) -> FolderLock:
-        """Take the lock. Raises BusyFolderError if another process or this one holds it, and InputError if
-        the folder cannot be written."""
+        """Take the lock. Raises BusyFolderError if another process or this process already holds the lock,
+        and InputError if the folder cannot be written."""
         try:
             try:
                 self._lock.acquire()
@@ -57,7 +59,7 @@ class FolderLock:
             self._lock.release()
             if isinstance(error, Timeout) and self.path.exists():
                 why = f"it is in use ({self._written()})"
-                fix = "Wait until that process ends, or stop it with Ctrl-C or kill: it can be resumed"
+                fix = "Wait until that process ends, or stop it with Ctrl-C or kill; it can be resumed later"
                 raise BusyFolderError.about(self._named, why, fix) from None
             why = f"it cannot be written ({error.strerror or error})"
             raise InputError.usage(self._named, why) from error
@@ -69,10 +71,11 @@ class FolderLock:
         self._lock.release()
 
     def holder(self) -> str | None:
-        """Return which living process holds the lock, without taking it or writing anything; None if no
-        process does.
+        """Return the name of the process that holds the lock, without taking the lock or writing anything;
+        None if no process holds it.
 
-        Also returns None if this cannot be determined: without permission, or on a file system without locks.
+        Also returns None if the holder cannot be determined: without permission, or on a file system without
+        locks.
         """
         try:
             with open(self.path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The log of a session, with its warnings and errors."""
+"""The log of a session, which contains its warnings and errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from labrl.run.write_errors import WriteErrors, write_all
 def warnings_logged(log: Path, aloud: bool = False, errors: WriteErrors | None = None) -> Iterator[None]:
     """Context manager: also write labrl's warnings to the file `log`.
 
-    aloud: whether to print them too if no log handler is configured; errors: where it is recorded if some
-    cannot be written until the end of the context. NumPy's warnings about labrl's own
-    arithmetic are left out, because labrl reports values that are not finite itself.
+    aloud: whether the warnings are also printed if no log handler is configured; errors: object that records
+    the file if warnings are still unwritten at the end of the context. NumPy's warnings about arithmetic in
+    labrl are left out, because labrl itself reports values that are not finite.
     """
     logger = logging.getLogger("labrl")
     loud = logger.hasHandlers()
@@ -44,10 +44,12 @@ def warnings_logged(log: Path, aloud: bool = False, errors: WriteErrors | None =
 
 
 class _LogFile(logging.Handler):
-    """Append messages to a file. Those that cannot be written are kept, and written before the next one."""
+    """Log handler that appends messages to a file. Messages that cannot be written are kept, and written
+    before the next message."""
 
     def __init__(self, path: Path, errors: WriteErrors, printed: bool) -> None:
-        """printed: whether another handler prints the messages, which this one does otherwise if it must."""
+        """printed: whether another handler prints the messages. If not, this handler prints messages that it
+        cannot write."""
         super().__init__()
         self._path, self._errors, self._printed = path, errors, printed
         self._pending = bytearray()
@@ -72,7 +74,7 @@ class _LogFile(logging.Handler):
 
 
 def print_without_modules() -> None:
-    """Make the root logger's handlers print the library that warns, without labrl's module names."""
+    """Have the root logger's handlers print only `labrl`, not a module name, before labrl's own messages."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setFormatter(_TerminalFormatter())
@@ -85,6 +87,6 @@ class _TerminalFormatter(RedactingFormatter):
 
 
 def append(log: Path, text: str) -> None:
-    """Append `text` as separate lines to the file `log`, without secrets. Write errors are ignored."""
+    """Append `text` to the file `log` on lines of its own, without secrets. Errors of writing are ignored."""
     with suppress(OSError), open(log, "a", encoding="utf-8") as file:
         file.write(redact(text).rstrip() + "\n")

@@ -1,8 +1,8 @@
-"""Signatures by which labrl recognizes the runs and experiments of its user.
+"""Signatures with which labrl recognizes runs and experiments that its user has made.
 
-A folder from someone else is data: what its configuration names is imported only if it is part of labrl, of a
-library that labrl builds on, or of a folder that the user types now (see `labrl.run.trust`). The key of
-the signatures is a random file in the user's cache.
+A folder from someone else is treated as data: code that its configuration names is imported only if the code
+is part of labrl, of a library on which labrl builds, or of the folder that --config-dir sets in the current
+command (see `labrl.run.trust`). The key of the signatures is a file with random content in the user's cache.
 """
 
 from __future__ import annotations
@@ -30,41 +30,43 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Trust:
-    """What the user says about recorded configurations in the present command or call."""
+    """Trust in recorded configurations that the user expresses in the current command or call."""
 
     everything: bool = False
-    """Whether to use whatever they name."""
+    """Whether all code that recorded configurations name may be imported."""
     config_dir: str | None = None
-    """Absolute path of the --config-dir that is typed now, whose files are the user's own."""
+    """Absolute path of the --config-dir of the current command, whose files are the user's own; None if it is
+    not set."""
     typed: str = "labrl.load(..., trust=True)"
-    """How to say that everything is trusted, for messages."""
+    """Advice in messages: the option or argument with which everything is trusted."""
     words: str = ""
-    """The overrides that are typed now."""
+    """The overrides of the current command, joined by spaces."""
     foreign: str | None = None
-    """The folder of someone else to which the command goes back; None if there is none."""
+    """The run or experiment folder of someone else that the command uses; None if it uses none."""
 
 
 _trust: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039 (it is frozen)
 
 _temporary_key = secrets.token_bytes(KEY_BYTES)
-"""Key of this process, which signs if the cache cannot be written."""
+"""Key of this process, with which it signs if the cache cannot be written."""
 _checked: set[str] = set()
-"""Signatures, with the key of this process, of contents that it has checked."""
+"""Signatures of contents that this process has checked, made with the key of this process."""
 
 
 def present_trust() -> Trust:
-    """Return what the user says in the present command or call."""
+    """Return the trust that the user expresses in the current command or call."""
     return _trust.get()
 
 
 def go_back_to_foreign(folder: Path) -> None:
-    """Remember, in the present command or call, that what it composes comes from someone else's folder."""
+    """Record that the current command or call composes a configuration from `folder`, a folder of someone
+    else."""
     _trust.set(replace(present_trust(), foreign=str(folder)))
 
 
 @contextmanager
 def trusting(trust: Trust) -> Iterator[None]:
-    """Context manager: let `trust` apply."""
+    """Context manager: apply `trust` in place of the current trust."""
     token = _trust.set(trust)
     try:
         yield
@@ -73,7 +75,8 @@ def trusting(trust: Trust) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the key and of measured baselines: LABRL_CACHE, or labrl in the user's cache."""
+    """Return the folder of the signature key and of measured baselines: LABRL_CACHE, or `labrl` in the user's
+    cache."""
     own = os.environ.get("LABRL_CACHE")
     if own:
         return Path(os.path.expanduser(own))
@@ -81,7 +84,7 @@ def cache_folder() -> Path:
 
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a JSON file with the user's signature.
+    """Add the user's signature to the content of a JSON file, and return the signed content.
 
     If the cache cannot be written, only this process recognizes the signature.
     """
@@ -99,7 +102,7 @@ def is_own(content: Mapping[str, Any]) -> bool:
 
 
 def count_as_own(content: Mapping[str, Any]) -> None:
-    """Let `is_own` be true in this process, which has checked the content."""
+    """Record that this process has checked the content, so that `is_own` returns True for it."""
     _checked.add(_signature(_temporary_key, content))
 
 
@@ -110,9 +113,10 @@ def _signature(key: bytes, content: Mapping[str, Any]) -> str:
 
 
 def _key(create: bool) -> bytes | None:
-    """Return the user's key; None if there is none, or if other users could have read it.
+    """Return the user's signature key; None if there is no key, or if other users could have read it.
 
-    create: whether to make it. If several processes do, on any machine, all get the same one.
+    create: whether a missing key is created. If several processes create it, even on different machines, all
+    get the same key.
     """
     path = cache_folder() / "key"
     with contextlib.suppress(OSError):

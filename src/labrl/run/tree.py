@@ -1,4 +1,4 @@
-"""Nested state as plain data and tensors, for `torch.load(weights_only=True)`."""
+"""Convert nested state to plain data and tensors, which `torch.load(weights_only=True)` can read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 LARGE = 2**26
-"""Size in bytes from which on an array stays mapped to its file instead of being copied to memory."""
+"""Minimum size in bytes of an array that stays mapped to its file instead of being copied to memory."""
 
 # An OrderedDict represents a NumPy array or scalar, or bytes. All other mappings are packed as dicts.
 
 
 def pack(state: Any) -> Any:
-    """Return nested plain state with new containers, and with NumPy arrays as tensors of their bytes.
+    """Pack a nested state: copy its containers, and convert NumPy arrays to tensors of their bytes.
 
     Accepts dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and scalars of any dtype except
     object, and dense tensors of any dtype on any device. Arrays and tensors share memory with the state where
@@ -27,9 +27,9 @@ def pack(state: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """Return the state that was passed to `pack`, with tensors on the CPU.
+    """Restore the state that was passed to `pack`, with tensors on the CPU.
 
-    Raises ValueError, TypeError or KeyError if the data is from another program.
+    Raises ValueError, TypeError or KeyError if another program has written the data.
     """
     if isinstance(packed, OrderedDict):
         return packed["bytes"].encode("latin-1") if "bytes" in packed else _unpack_array(packed)
@@ -43,7 +43,7 @@ def unpack(packed: Any) -> Any:
 
 
 def num_bytes(packed: Any) -> int:
-    """Return the number of bytes of all tensors in a packed state."""
+    """Return the total size of all tensors in a packed state, in bytes."""
     return sum(tensor.nbytes for tensor in _tensors(packed))
 
 

@@ -1,4 +1,4 @@
-"""Files that cannot be written for a while, without which training continues."""
+"""Tolerance of files that temporarily cannot be written, so that training continues."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _log = logging.getLogger(__name__)
 class WriteErrors:
     """The files that a process could not write, for instance on a full or read-only disk.
 
-    Each cause is reported when it first occurs, and its end when all files have been written. Whoever writes
-    a file keeps what is missing and tries again.
+    Each cause is reported when it first occurs, and its end is reported once all files have been written. The
+    writer of a file must keep the missing content and try again.
     """
 
     def __init__(self) -> None:
         self.lacking: dict[Path, OSError] = {}
-        """The first error of each file that is incomplete, in the order in which they occurred."""
+        """The first error of each incomplete file, by path, in the order in which the errors occurred."""
         self._reported: set[int | None] = set()
 
     @contextmanager
     def tolerated(self, *paths: Path) -> Iterator[None]:
-        """Context manager: continue after an OSError of writing these files or folders."""
+        """Context manager: record an OSError from writing `paths`, and continue after the context."""
         try:
             yield
         except OSError as error:
@@ -39,7 +39,7 @@ class WriteErrors:
                     _log.warning("all files in %s can be written again", path.parent)
 
     def failed(self, path: Path, error: OSError) -> None:
-        """Record that `path` could not be written, and report the cause if it is new."""
+        """Record that `path` could not be written, and report the cause if it has not been reported yet."""
         self.lacking.setdefault(path, error)
         if error.errno not in self._reported:
             self._reported.add(error.errno)
@@ -49,23 +49,24 @@ class WriteErrors:
             )
 
     def summary(self, folder: Path) -> str | None:
-        """Return which files are incomplete and why, in one line; None if none is.
+        """Return a line that names the incomplete files and the cause; None if no file is incomplete.
 
-        folder: the folder that paths are relative to.
+        folder: the folder to which the paths in the line are relative.
         """
         if not self.lacking:
             return None
         files = [os.path.relpath(path, folder) for path in self.lacking]
-        return f"could not be written ({self.cause}): {', '.join(files)}"
+        return f"could not write {', '.join(files)} ({self.cause})"
 
     @property
     def cause(self) -> str:
-        """The first error of the files that are incomplete; an empty string if none is."""
+        """Text of the first error of the incomplete files; an empty string if no file is incomplete."""
         return next(map(_reason, self.lacking.values()), "")
 
 
 def write_all(path: Path, pending: bytearray) -> None:
-    """Append `pending` to a file, and remove from it what was written, even if an OSError is raised."""
+    """Append `pending` to a file. The bytes that were written are removed from `pending`, even if OSError is
+    raised."""
     with open(path, "ab", buffering=0) as file:
         while pending:
             written = file.write(pending)

@@ -358,8 +358,8 @@ class LoadedPolicy:
     def _mask(self, mask: Any, count: int, single: bool) -> NDArray[np.bool_] | None:
         """Return the masks of valid actions, [count, flags]; None if the environment provides no masks."""
         if mask is None and self.spaces.masked:
-            why = f"env.name={self.trial.env.config.name} provides action masks. Without a mask, the policy may "
-            why += "take invalid actions"
+            why = f"env.name={self.trial.env.config.name} provides action masks. Without a mask, the policy "
+            why += "may take invalid actions"
             raise InputError.missing("mask", why, f"Write act(observation, info['{KEY}'])")
         if mask is None:
             return None
