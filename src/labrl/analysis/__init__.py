@@ -1,1 +1,1 @@
-"""Statistics, plots and reports: reads run folders, never live objects."""
+"""Statistics, plots and reports, computed from run folders and never from live objects."""

@@ -1,9 +1,9 @@
 """Compare groups in stages of seeds until every pair is decided, by AdaStop (arXiv:2306.10882).
 
-A group-sequential permutation test. After each stage, the sum of the differences of two groups over all
-stages so far is compared with its values if the returns of each stage are exchanged between the groups at
-random. The probability of calling any pair different that is not is at most `alpha`, over all pairs and all
-stages together.
+A group-sequential permutation test. After each stage, the sum of the differences between two groups over all
+stages so far is compared with the sums that result if the returns of each stage are exchanged at random
+between the groups. The probability that any pair without a difference is called different is at most `alpha`,
+over all pairs and all stages together.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 ALPHA = 0.05
-"""Largest probability of a false decision."""
+"""Maximum probability of at least one false decision, over all pairs and all stages."""
 DRAWS = 10_080
-"""Number of random exchanges, 40 times the 252 of a stage of five."""
+"""Number of random exchanges: 40 times the 252 possible exchanges of a stage of five seeds."""
 _SEED = 20_230_619
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The plan of a comparison, which must be fixed before the first seed is run."""
+    """Plan of a comparison in stages of seeds. It must be fixed before the first seed is run."""
 
     size: int = 5
-    """Number of seeds of each group that a stage adds. With four, the smallest p of two groups is 0.029."""
+    """Number of seeds that each stage adds to each group. With four seeds, the smallest possible p value for
+    two groups is 0.029."""
     most: int = 30
     """Largest number of seeds of a group, a multiple of `size`."""
 
@@ -42,35 +43,38 @@ class Stages:
 
     @property
     def can_decide(self) -> bool:
-        """Whether the most different returns, two of all exchanges, decide a pair."""
+        """Whether there are enough possible exchanges for the most different returns to decide a pair. The
+        largest difference occurs in two exchanges."""
         return comb(2 * self.size, self.size) ** self.count * ALPHA >= 2
 
 
 class Pair(NamedTuple):
-    """The state of one comparison."""
+    """State of the comparison of two groups."""
 
     x: str
     y: str
     better: str | None
     """The group with higher returns; None if the pair is undecided."""
     seeds: int
-    """Number of seeds of each of the two groups after which it was decided, or that are known."""
+    """Number of seeds in each of the two groups when the pair was decided; for an undecided pair, the number
+    available so far."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The state of all comparisons."""
+    """State of the comparisons of all pairs of groups."""
 
     pairs: list[Pair]
     stages: Stages
 
     @property
     def undecided(self) -> list[Pair]:
-        """The pairs that need more seeds."""
+        """Undecided pairs whose groups have fewer than the maximum number of seeds."""
         return [pair for pair in self.pairs if pair.better is None and pair.seeds < self.stages.most]
 
     def next_stage(self) -> dict[str, int]:
-        """Return the number of seeds that each group of an undecided pair needs for the next stage."""
+        """Return the total number of seeds that each group of an undecided pair needs for the next stage, by
+        name."""
         return {name: pair.seeds + self.stages.size for pair in self.undecided for name in (pair.x, pair.y)}
 
 
@@ -80,11 +84,11 @@ def compare(
     alpha: float = ALPHA,
     draws: int = DRAWS,
 ) -> Comparison:
-    """Decide the pairs of groups, stage by stage, as far as there are returns.
+    """Decide the pairs of groups stage by stage, for as many stages as there are returns.
 
-    returns: of each group by its name, one for each seed, in the order in which they were made; those beyond
-    the last complete stage are not used. A stage is examined if every undecided pair has its returns. Raises
-    ValueError for fewer than two groups.
+    returns: returns of each group by its name, one for each seed, in the order in which the seeds were run;
+    returns beyond the last complete stage are not used. A stage is examined once every undecided pair has all
+    returns of that stage. Raises ValueError for fewer than two groups.
     """
     if len(returns) < 2:
         raise ValueError("returns: at least two groups are needed")
@@ -97,7 +101,7 @@ def compare(
     done = 0  # number of examined stages
     while undecided and done < min(sums[pair].shape[1] for pair in undecided):
         done += 1
-        # The largest difference is decided first, and then leaves the family of the others.
+        # The pair with the largest difference is decided first, and then leaves the family of compared pairs.
         while undecided:
             together = np.max([np.abs(sums[pair][:, :done]) for pair in undecided], axis=0)
             x, y = max(undecided, key=lambda pair: abs(sums[pair][0, done - 1]))
@@ -117,15 +121,16 @@ def _in_stages(returns: ArrayLike, stages: Stages) -> Array:
 
 
 def _exchanges(draws: int, planned: int, stage: int) -> NDArray[np.int8]:
-    """Return for each of the returns of two groups in each stage whether it counts for the first group, 1, or
-    the second, -1. The first draw exchanges nothing. [draws, planned, 2 * stage]"""
+    """Draw random exchanges of the returns of two groups in each stage: 1 for a return that counts for the
+    first group, -1 for one that counts for the second. The first draw exchanges nothing.
+    [draws, planned, 2 * stage]"""
     generator = np.random.default_rng(_SEED)
     nothing = np.repeat(np.array([1, -1], dtype=np.int8), stage)
     if comb(2 * stage, stage) > draws:
         signs = np.tile(nothing, (draws, planned, 1))
         signs[1:] = generator.permuted(signs[1:], axis=2)
         return signs
-    # All exchanges of a stage equally often, so that the smallest p is exact: random ones may miss it.
+    # Use all exchanges of a stage equally often, so that the smallest p value is exact.
     every = np.full((comb(2 * stage, stage), 2 * stage), -1, dtype=np.int8)
     for row, first in zip(every, combinations(range(2 * stage), stage), strict=True):
         row[list(first)] = 1
@@ -137,15 +142,17 @@ def _exchanges(draws: int, planned: int, stage: int) -> NDArray[np.int8]:
 
 
 def _sums(x: Array, y: Array, exchanges: NDArray[np.int8]) -> Array:
-    """Return the sum of the differences after each stage that both groups have. [draws, stages]"""
+    """Return, for each draw, the sum of the differences up to each stage that both groups have completed.
+    [draws, stages]"""
     stages = min(len(x), len(y))
     values = np.concatenate([x[:stages], y[:stages]], axis=1)
     return np.cumsum(np.einsum("dsi,si->ds", exchanges[:, :stages], values), axis=1)
 
 
 def _bound(sums: Array, alpha: float, planned: int) -> float:
-    """Return the bound of the last stage: with those of the earlier ones, a fraction `alpha` of all draws at
-    most crosses any bound over all planned stages, and an equal part of it in each. sums: [draws, stages]"""
+    """Return the bound of the last stage. The bounds of all planned stages are such that at most a fraction
+    `alpha` of all draws crosses any of them, and each stage uses an equal part of `alpha`. sums:
+    [draws, stages]"""
     within = np.ones(len(sums), dtype=bool)
     bound = 0.0
     for stage, values in enumerate(sums.T, start=1):

@@ -1,8 +1,8 @@
-"""Reference returns: of the random policy, of a human, and the return at which an environment counts as
-solved.
+"""Reference returns: those of the random policy and of a human, and the return at which an environment counts
+as solved.
 
 The return of the random policy is measured once for each environment (`labrl.trial.baseline`) and kept in a
-cache outside the package. This module neither plays nor writes.
+cache outside the package. This module neither plays episodes nor writes files.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ UNDECIDING = ("num_envs", "max_frame", "name", "vectorization", "info_keys", "re
 
 @dataclass(frozen=True)
 class Baseline:
-    """Returns of whole episodes with uniformly random actions."""
+    """Return of complete episodes with uniformly random actions."""
 
     mean: float
     std: float | None
     """Sample standard deviation over episodes; None if none was published."""
     episodes: int | None
     source: str
-    """`measured` on this machine, or `published`."""
+    """`measured` (on this machine) or `published`."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A return for which the time to reach it is measured."""
+    """Target return. The time until a session first reaches it is measured."""
 
     value: float
     source: str
@@ -48,7 +48,7 @@ class Threshold:
 
 
 def baseline_path(env: Mapping[str, Any]) -> Path:
-    """Return the cache file of an environment. env: the environment's node of the configuration, plain."""
+    """Return the cache file of an environment. env: the `env` node of the configuration, as plain data."""
     deciding = json.dumps(deciding_keys(env), sort_keys=True, default=str)
     digest = hashlib.sha256(deciding.encode()).hexdigest()[:16]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(env.get("name") or "env"))
@@ -62,7 +62,8 @@ def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
-    """Return the measured baseline, or the published one of the game, or None."""
+    """Return the measured random baseline of an environment; if there is none, the published baseline of an
+    Atari game; None for other environments."""
     path = baseline_path(env)
     # The environment may have had another name when it was measured. Unlike pathlib, glob ignores a folder
     # that is not readable.
@@ -78,7 +79,7 @@ def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
 
 
 def human_range(env: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the published returns of the random policy and of a human in the game; None for other
+    """Return the published returns of the random policy and of a human in an Atari game; None for other
     environments.
 
     From Mnih et al., 2015, doi:10.1038/nature14236, and Wang et al., 2016.
@@ -88,8 +89,8 @@ def human_range(env: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def threshold_of(env: Mapping[str, Any]) -> Threshold | None:
-    """Return the return that counts as solved: Gymnasium's threshold for the id, or a human's return in an
-    Atari game; or None."""
+    """Return the return at which an environment counts as solved: Gymnasium's threshold for its id, or a
+    human's return in an Atari game; None for other environments."""
     solved = _table("solved.csv").get(str(env.get("id")))
     if solved is not None:
         return Threshold(float(solved["return"]), "gymnasium")
@@ -99,6 +100,6 @@ def threshold_of(env: Mapping[str, Any]) -> Threshold | None:
 
 @functools.cache
 def _table(name: str) -> dict[str, dict[str, str]]:
-    """Return the rows of a file in `data/` by their first cell."""
+    """Return the rows of a CSV file in `data/`, by the content of their first cell."""
     text = importlib.resources.files("labrl.analysis").joinpath("data", name).read_text(encoding="utf-8")
     return {next(iter(row.values())): row for row in csv.DictReader(text.splitlines())}

@@ -20,7 +20,8 @@ class View:
     def __init__(
         self, x: ArrayLike, y: ArrayLike, low: ArrayLike | None = None, high: ArrayLike | None = None
     ) -> None:
-        """y: values, with gaps where they are not finite; low, high: ends of the band around them."""
+        """x: positions on the axis; y: values, with gaps where they are not finite; low, high: ends of the
+        band around the values."""
         self.x, self.y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         self.low = None if low is None else np.asarray(low, dtype=np.float64)
         self.high = None if high is None else np.asarray(high, dtype=np.float64)
@@ -28,11 +29,11 @@ class View:
 
 @dataclass(frozen=True)
 class Axis:
-    """One of the quantities that a chart can be drawn against."""
+    """A quantity on the horizontal axis of a chart."""
 
     label: str
     ticks: Sequence[str] = ()
-    """Names of the positions 0, 1, 2, ... if the axis is not a scale."""
+    """Names of the positions 0, 1, 2, ...; empty if the axis is a numerical scale."""
     log: bool = False
     """Whether the values are decimal logarithms."""
     whole: bool = False
@@ -48,15 +49,15 @@ class Line:
     name: str
     style: Style
     views: Mapping[str, View]
-    """Views by name of the chart's axis."""
+    """View over each axis of the chart, by the name of the axis."""
     role: Literal["center", "seed", "reference", "points"] = "center"
     """`center`: thick; `seed`: thin, hidden by the button `every seed`; `reference`: thin, always shown."""
     shade: int = 0
-    """Percentage of ink (below 0) or paper (above 0) that the color is mixed with."""
+    """Percentage of ink (below 0) or paper (above 0) that is mixed into the color."""
     group: str = ""
-    """Key of a line that hides this one too."""
+    """Key of another line; hiding that line also hides this one."""
     labels: Sequence[str] = ()
-    """Labels of the points, one for each."""
+    """Label of each point."""
     mark: Literal["dot", "cross"] = "dot"
     step: bool = False
     """Whether each value holds until the next point."""
@@ -113,10 +114,11 @@ class Chart:
 
 
 def thin_curve(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Return the increasing indices of about `most` values of a curve to keep, including both ends.
+    """Return the indices of about `most` values of a curve that are kept, in increasing order and including
+    both ends.
 
     y: [points]. The curve is divided into stretches of equal length. The lowest and the highest finite value
-    and the first gap of each are kept, so that no spike and no gap disappears.
+    and the first gap of each stretch are kept, so that no spike and no gap disappears.
     """
     if len(y) <= most or most < 8:
         return np.arange(len(y))
@@ -134,8 +136,8 @@ def thin_curve(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
 
 
 def _short(values: NDArray[np.float64]) -> list[float | None]:
-    """Round to five significant digits, more than a screen shows. Integers stay unchanged; gaps become
-    None."""
+    """Round values to five significant digits, which is more than a screen shows. Integers stay unchanged;
+    gaps become None."""
     rounded = (float(f"{value:.5g}") if value % 1 else value for value in values.tolist())
     return [
         None if not math.isfinite(value) else int(value) if value.is_integer() else value for value in rounded

@@ -1,5 +1,4 @@
-"""Colors and dashes that color-blind readers can distinguish, and that are the same for an agent in every
-figure."""
+"""Colors and dashes that color-blind readers can distinguish. An agent has the same style in every figure."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ GRAY = "#7F7F7F"
 """Color of references, such as the random policy."""
 
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-"""The palette of Okabe and Ito (2008), Color Universal Design, without yellow and black, which are not
-visible on both white and black backgrounds."""
+"""The palette of Okabe and Ito (2008), Color Universal Design. Yellow and black are left out, because neither
+is visible on both white and black backgrounds."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 1.5, 1.5, 1.5))
-"""Lengths of dash and gap in points; none for a solid line."""
+"""Lengths of dashes and gaps in points; empty for a solid line."""
 
 MARKERS = ("o", "s", "^", "D")
 """The marker for each of DASHES."""
 
 CLEAR = 50
-"""Smallest distance between the colors of two curves, of 441 from black to white."""
+"""Minimum Euclidean distance between the RGB colors of two curves; black and white have a distance of 441."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class Style:
 
     @property
     def marker(self) -> str:
-        """Marker of a single value, for which a dash would not be visible. Each dash has its own marker."""
+        """Marker of a single value, which cannot show a dash pattern. Each dash pattern has its own
+        marker."""
         return MARKERS[DASHES.index(self.dash)]
 
 
@@ -53,8 +53,8 @@ _ORDER = (
 
 
 def agent_style(agent: str) -> Style:
-    """Return the style of an agent in all figures. It is fixed for labrl's agents, and derived from the name
-    for others."""
+    """Return the style that an agent has in all figures. The style is fixed for labrl's agents, and derived
+    from the name for other agents."""
     if agent == "random":
         return Style(GRAY)
     if agent in _ORDER:
@@ -65,19 +65,20 @@ def agent_style(agent: str) -> Style:
 
 
 def group_styles(agents: Sequence[str]) -> list[Style]:
-    """Return a different style for each group of a comparison, given the agent of each.
+    """Return a different style for each group of a comparison. agents: the agent of each group.
 
-    An agent with one group keeps its own style, or a shade of it if another agent has its color. If all
-    groups have the same agent, they start with its style and continue through the palette; if there are other
-    agents, they keep its hue, from dark to light, and its dashes. Groups of several agents get a hue that no
-    other agent has, if one is left.
+    An agent with a single group keeps its own style, or has a shade of its color if another agent has the
+    same color. If all groups have the same agent, the first group has the agent's style and the others
+    continue through the palette. If there are several agents, the groups of each have its hue, from dark to
+    light, and dashes that start with its own. Groups whose runs have different agents get a hue that no agent
+    has, if one is left.
     """
     counts = Counter(agents)
     owns = {agent: agent_style(agent) for agent in counts}
     hues = {own.color for agent, own in owns.items() if agent != SEVERAL}
     owns[SEVERAL] = Style(next((color for color in PALETTE if color not in hues), PALETTE[0]))
     styles: dict[int, Style] = {}
-    # Solid lines first: of agents with the same color, the first one keeps it, independent of their order.
+    # Solid lines come first, so that the agent that keeps a color does not depend on the order of agents.
     for index in sorted(range(len(agents)), key=lambda place: len(owns[agents[place]].dash)):
         agent = agents[index]
         style, before, number = owns[agent], agents[:index].count(agent), counts[agent]
@@ -93,8 +94,8 @@ def group_styles(agents: Sequence[str]) -> list[Style]:
 
 
 def _free(wanted: Style, taken: Sequence[Style]) -> Style:
-    """Return `wanted`; if its color is taken, a shade of it or another hue; if all are taken, another
-    dash."""
+    """Return `wanted` if its color is free; otherwise a style with a shade of the color or another hue; if
+    all of these are taken, a style with another dash pattern."""
     colors = [_channels(style.color) for style in taken]
     if _channels(wanted.color) not in colors:
         return wanted
@@ -110,11 +111,12 @@ def _free(wanted: Style, taken: Sequence[Style]) -> Style:
 
 
 def _channels(color: str) -> list[int]:
-    """Return red, green and blue, 0 to 255 each."""
+    """Return the red, green and blue values of a color, each from 0 to 255."""
     return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
 
 
 def mix_color(color: str, share: float) -> str:
-    """Return `color` mixed with a fraction of white, or of black if `share` is below 0."""
+    """Return `color` mixed with a fraction `share` of white, or with a fraction -`share` of black if `share`
+    is negative."""
     other = 255 if share > 0 else 0
     return "#" + "".join(f"{round(c + (other - c) * abs(share)):02X}" for c in _channels(color))

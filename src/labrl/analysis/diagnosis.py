@@ -1,7 +1,7 @@
 """Known signs of a run that does not learn, read from its training rows and its configuration.
 
-Each sign is a function of `Evidence` that returns what was seen, or None. Thresholds are constants with their
-source in docs/how-to/debug.md. A run that reached the return that counts as solved shows no sign.
+The check of each sign is a function of `Evidence` that returns what was seen, or None. Thresholds are
+constants, whose sources are in docs/how-to/debug.md. A run whose final return counts as solved shows no sign.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from labrl.run.tables import Column, final_return
 FEWEST_UPDATES = 100
 """Number of updates below which a run has hardly learned."""
 FEWEST_ROWS = 6
-"""Number of rows with an update of their own, and of rows with a return, that a sign of learning needs."""
+"""Minimum number of rows with a return, and of rows that follow a new update, for recognizing a sign."""
 EPISODE_STEPS = 1000
 """Number of steps of each environment after which an episode should have ended."""
 ENTROPY_GONE = 0.05
-"""Fraction of the highest entropy, or of the highest standard deviation of a Gaussian policy, that counts as
-none."""
+"""Fraction of the highest entropy (of the highest standard deviation for a Gaussian policy) below which the
+policy counts as deterministic."""
 LARGE_KL, LARGEST_KL = 0.05, 1.0
-"""KL divergence of one update that is too large if a fifth of the updates have it, or a single one."""
+"""KL divergences of an update that are too large if a fifth of the updates exceed the first, or a single
+update exceeds the second."""
 LARGE_CLIP, LARGEST_CLIP = 0.5, 0.8
-"""Fraction of clipped samples of one update, with the same meaning."""
+"""Fractions of clipped samples that are too large if a fifth of the updates exceed the first, or a single
+update exceeds the second."""
 GROWTH = 10.0
-"""Growth of the value loss, relative to that of the squared returns, and largest ratio of Q values to
-returns."""
+"""Maximum growth of the value loss relative to the growth of the squared returns, and maximum ratio of Q
+values to returns."""
 CONSTANT = 1e-4
-"""Standard deviation of a rollout's values, relative to their mean, that counts as none."""
+"""Standard deviation of a rollout's values, relative to their mean, below which they count as constant."""
 AT_BOUNDS = 0.9
-"""Fraction of real-valued actions at their bounds."""
+"""Fraction of real-valued actions at their bounds from which the policy counts as saturated."""
 CLIPPED = 20.0
 """Ratio of the gradient's norm to `max_grad_norm` at which most of the gradient is lost."""
 LARGE_REWARD, SMALL_REWARD = 50.0, 1e-3
-"""Mean absolute reward of a step, as the learner sees it, above or below which a scale is unsuitable."""
+"""Mean absolute rewards per step, as the learner sees them: the scale is unsuitable above the first or below
+the second."""
 
 
 class Sign(NamedTuple):
@@ -54,47 +57,50 @@ class Sign(NamedTuple):
     seen: str
     """What was seen, with numbers."""
     first: int
-    """Frame of the first row in which it was seen."""
+    """Frame of the first row in which the sign was seen."""
     last: int
-    """Frame of the last such row."""
+    """Frame of the last row in which the sign was seen."""
     means: str
     """What it usually means."""
     overrides: tuple[str, ...]
     """Overrides to try, one at a time, for keys that the configuration has."""
     sessions: tuple[int, ...] = (0,)
-    """Sessions in which it was seen; the other fields are those of the first of them."""
+    """Indices of the sessions in which the sign was seen; the other fields describe the first of these
+    sessions."""
 
     @property
     def where(self) -> str:
-        """The sessions and rows in which it was seen."""
+        """Text on the sessions and frames in which the sign was seen."""
         return f"{sessions_text(self.sessions)}, frames {self.first:,} to {self.last:,}"
 
 
 Seen = tuple[str, Column]
-"""What a check saw, and the frames of the rows in which it did."""
+"""Text on what a check saw, and the frames of the rows that show it."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The training rows of one session, its configuration and its references."""
+    """The training rows, the configuration and the reference returns of one session."""
 
     rows: Mapping[str, Column]
     config: Mapping[str, Any]
     baseline: Baseline | None = None
     solved: float | None = None
-    """Return that counts as solved."""
+    """Return at which the environment counts as solved; None if unknown."""
 
     def option(self, key: str) -> Any:
-        """Return the value of a key, that at the start if it has a schedule; None without the key."""
+        """Return the value of a key; for a schedule, its value at the start; None if the configuration lacks
+        the key."""
         value: Any = self.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return value.get("start") if isinstance(value, Mapping) else value
 
     def known(self, column: str, updates: bool = True) -> tuple[Column, Column]:
-        """Return the frames and the finite values of a column, both empty without it.
+        """Return the frames and the finite values of a column; both are empty if the column is missing.
 
-        updates: only rows after a new update, because a row repeats the numbers of the last one.
+        updates: whether to use only rows that follow a new update, because other rows repeat the numbers of
+        an earlier update.
         """
         values = self.rows.get(column, np.empty(0))
         if not len(values):
@@ -108,13 +114,13 @@ class Evidence:
         return np.diff(steps, prepend=0.0) > 0
 
     def last(self, column: str) -> float:
-        """Return the last finite value of a column; 0 without any."""
+        """Return the last finite value of a column; 0 if there is none."""
         values = self.known(column, updates=False)[1]
         return float(values[-1]) if len(values) else 0.0
 
     @cached_property
     def reward(self) -> float | None:
-        """Mean absolute reward of a step as the learner sees it; None if it is not known."""
+        """Mean absolute reward per step, as the learner sees it; None if unknown."""
         returns, lengths = (self.known(name, updates=False)[1] for name in ("return_mean", "length_mean"))
         names = ("_target_", "scale", "shift", "low", "high")
         target, scale, shift, *bounds = (self.option(f"transforms.reward.{name}") for name in names)
@@ -125,7 +131,7 @@ class Evidence:
 
     @property
     def progress(self) -> float:
-        """Fraction of the budget that was played."""
+        """Fraction of the frame budget that the session has played."""
         return self.last("frame") / (self.option("env.max_frame") or np.inf)
 
     @cached_property
@@ -136,7 +142,8 @@ class Evidence:
 
     @cached_property
     def random(self) -> tuple[float, str]:
-        """The highest return that counts as that of a random policy, and whose it is."""
+        """The highest return that is still no better than random play, and a phrase for the source of this
+        reference."""
         if self.baseline is not None:
             return self.baseline.mean + 0.1 * (self.baseline.std or 0.0), "of the random policy"
         returns = self.known("return_mean", updates=False)[1]
@@ -147,13 +154,13 @@ Check = Callable[[Evidence], Seen | None]
 
 
 class Rule(NamedTuple):
-    """A sign and how it is recognized."""
+    """A sign, and how it is recognized."""
 
     name: str
     means: str
     """What it usually means."""
     attempts: tuple[str, ...]
-    """Overrides; `key*factor` stands for the value of the key times a factor."""
+    """Overrides to try; `key*factor` stands for the value of the key times a factor."""
     check: Check
 
 
@@ -172,13 +179,14 @@ def rule(name: str, means: str, *attempts: str) -> Callable[[Check], Check]:
 
 
 def _late(frames: Column, after: float = 0.5) -> Any:
-    """Return a mask of the rows after a fraction of the frames; of none if there are too few rows."""
+    """Return a mask of the rows after a fraction `after` of the frames; all False if there are too few
+    rows."""
     return frames > (after * frames[-1] if len(frames) >= FEWEST_ROWS else np.inf)
 
 
 @rule(
     "episodes never end",
-    "the environment neither terminates nor truncates, so there is no return to learn or to report",
+    "the environment neither terminates nor truncates, so there is no return to learn from or to report",
     "env.max_episode_steps=1000",
 )
 def _endless(of: Evidence) -> Seen | None:
@@ -191,7 +199,7 @@ def _endless(of: Evidence) -> Seen | None:
 
 @rule(
     "too few updates",
-    "the budget ends before learning has begun, or a rollout or minibatch is large for it",
+    "the budget ends before learning has begun, or a rollout or minibatch is too large for the budget",
     "env.max_frame*10",
     "agent.learning_starts*0.1",
     "agent.horizon*0.25",
@@ -207,7 +215,7 @@ def _few_updates(of: Evidence) -> Seen | None:
 
 @rule(
     "values constant",
-    "the network answers every observation alike: too large updates have killed or saturated its units",
+    "the network's outputs do not depend on its inputs: too large updates have saturated or killed its units",
     "agent.lr*0.1",
     "agent.lr.max*0.1",
 )
@@ -263,7 +271,7 @@ def _no_entropy(of: Evidence) -> Seen | None:
 
 @rule(
     "policy steps too large",
-    "an update changes the policy so much that its data no longer describes it, and it may collapse",
+    "updates change the policy so much that the collected data no longer fits it, and it may collapse",
     "agent.lr*0.1",
     "agent.epochs*0.5",
     "agent.target_kl=0.02",
@@ -281,7 +289,7 @@ def _large_steps(of: Evidence) -> Seen | None:
 
 @rule(
     "explained variance below zero",
-    "values predict returns worse than a constant: they do not fit, or all returns are equal",
+    "the values predict returns worse than a constant would: they do not fit, or all returns are equal",
     "transforms/reward=normalize",
     "agent.gamma=0.99",
     "agent.lr*0.1",
@@ -297,7 +305,7 @@ def _unexplained(of: Evidence) -> Seen | None:
 
 @rule(
     "value loss growing",
-    "values diverge: their targets depend on themselves and grow faster than the returns",
+    "the values diverge: their targets depend on the values themselves and grow faster than the returns",
     "agent.lr*0.1",
     "agent.max_grad_norm=0.5",
     "transforms/reward=normalize",
@@ -331,7 +339,7 @@ def _growing_values(of: Evidence) -> Seen | None:
 
 @rule(
     "actions at the bounds",
-    "the policy's outputs are far outside the action space, so that its gradient hardly changes actions",
+    "the policy's outputs are far outside the action space, so its gradient hardly changes the actions",
     "agent.lr*0.1",
     "transforms/reward=normalize",
     "transforms/observation=normalize",
@@ -346,7 +354,7 @@ def _at_bounds(of: Evidence) -> Seen | None:
 
 @rule(
     "gradient always clipped",
-    "every update is cut to a tiny part, so the learning rate no longer says how far weights move",
+    "every gradient is scaled down a lot, so the learning rate no longer determines how far weights move",
     "transforms/reward=normalize",
     "transforms/observation=normalize",
     "agent.max_grad_norm*10",
@@ -364,7 +372,7 @@ def _clipped(of: Evidence) -> Seen | None:
 
 @rule(
     "reward scale",
-    "values are far from the size that learning rates, clipping and initial weights are made for",
+    "the values are far from the size for which learning rates, clipping and initial weights are chosen",
     "transforms/reward=normalize",
 )
 def _reward_scale(of: Evidence) -> Seen | None:
@@ -377,7 +385,7 @@ def _reward_scale(of: Evidence) -> Seen | None:
 
 @rule(
     "observations unscaled",
-    "rewards are of an ordinary size, so large observations make the gradient large and saturate layers",
+    "rewards have an ordinary size, so large observations cause the large gradients and saturate layers",
     "transforms/observation=normalize",
 )
 def _unscaled_observations(of: Evidence) -> Seen | None:
@@ -403,7 +411,8 @@ def diagnose(of: Evidence) -> Iterator[Sign]:
 
 
 def _override(attempt: str, of: Evidence) -> str:
-    """Return an override to type; '' if the configuration lacks the key, or its value is already as large."""
+    """Return an override for the command line; '' if the configuration lacks the key, or if its value is
+    already about as large as that of the override."""
     key, times, factor = attempt.partition("*")
     if times:
         value = of.option(key)
@@ -425,14 +434,15 @@ def _override(attempt: str, of: Evidence) -> str:
 
 
 def diagnose_folder(folder: Path) -> str:
-    """Return the signs in the rows of each run in `folder`. Raises InputError if there is none."""
+    """Return a text on the signs in the rows of each run in `folder`. Raises InputError if there is no
+    run."""
     runs = find_runs([folder])
     found = [f"{run.path}:\n" * (len(runs) > 1) + as_text(diagnose_run(run)) for run in runs]
     return "\n".join(found)
 
 
 def diagnose_run(run: Run) -> list[Sign]:
-    """Return the signs in the sessions of a run, each only once."""
+    """Return the signs in the sessions of a run. A sign that several sessions show is returned once."""
     env = run.config.get("env", {})
     baseline, threshold = random_baseline(env), threshold_of(env)
     found: dict[str, Sign] = {}
@@ -445,7 +455,7 @@ def diagnose_run(run: Run) -> list[Sign]:
 
 
 def as_text(signs: list[Sign]) -> str:
-    """Return the signs for a terminal, a paragraph for each."""
+    """Format the signs for a terminal, with a paragraph for each sign."""
     lines = []
     for sign in signs:
         lines += [f"{sign.name}: {sign.seen} ({sign.where})", f"  usually means: {sign.means}"]

@@ -27,38 +27,40 @@ COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference paper, in inches."""
 
 DPI = 300
-"""Dots per inch of a PNG of a column's width; a wide one has two thirds of it."""
+"""Resolution of a PNG with the width of a column, in dots per inch; a wider PNG has two thirds of this
+resolution."""
 
 PANELS = 3
-"""Number of charts side by side in a figure with several."""
+"""Maximum number of charts side by side in a figure with several charts."""
 
 SMOOTHED = 20
-"""Number of rows from which on a single curve also shows its moving average."""
+"""Minimum number of rows for which a curve that is drawn alone also shows its moving average."""
 
 _DATES = {"svg": "Date", "pdf": "CreationDate"}
-"""Metadata with the present time, which would change the bytes, by format."""
+"""Name of the metadata entry with the current time, by format. The entry is left out, because it would change
+the bytes of the file."""
 
 STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
 
 class Sheet(NamedTuple):
-    """One figure with one chart, or several as panels."""
+    """One figure, with a single chart or with several charts as panels."""
 
     name: str
     """File name of its PNG and SVG, without the suffix."""
     charts: Sequence[Chart]
     axis: str
-    """Name of the charts' axis that is drawn."""
+    """Name of the axis against which the charts are drawn."""
     title: str
     only: str = ""
     """Key of the lines that are drawn; empty for all."""
     seeds: bool = True
     """Whether the thin lines of seeds are drawn."""
     size: tuple[float | None, float | None] = (None, None)
-    """Width and height in inches; None for the usual one."""
+    """Width and height in inches; None for the usual width or height."""
 
     def lines(self, chart: Chart) -> list[Line]:
-        """Return the lines of one of the charts that are drawn."""
+        """Return the lines of a chart that this figure draws."""
         lines = [line for line in chart.lines if self.axis in line.views and self.only in ("", line.key)]
         return [line for line in lines if self.seeds or line.role != "seed"]
 
@@ -83,7 +85,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = 
             ]
             if not charts:
                 continue
-            # Creating axes with ticks takes as long as drawing, so curves of the same charts reuse them.
+            # Creating axes with ticks takes as long as drawing, so sheets of the same charts reuse them.
             same = len(shown) == len(charts) and all(map(operator.is_, shown, charts))
             figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, figure if same else None)
             shown = charts
@@ -128,23 +130,25 @@ class ShortNumbers(Formatter):
 
 
 AVERAGE = "moving average"
-"""Name of the thick line of a session that is drawn alone."""
+"""Name of the thick line that smooths the curve of a session, if that curve is drawn alone."""
 
 
 def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
-    """Return the mean of each value and those before it, at most `rows` together, ignoring nan. [rows]"""
+    """Return the moving average of `values`: the mean of each value and the values before it, at most `rows`
+    in total, ignoring nan. [len(values)]"""
     known = pl.Series(values).fill_nan(None)
     return known.rolling_mean(rows, min_samples=1).fill_null(float("nan")).to_numpy()
 
 
 def shorten_names(names: Sequence[str], most: int) -> list[str]:
-    """Cut names in the middle so that they fit, unless different names would become equal."""
+    """Cut names in the middle to at most `most` characters, unless different names would become equal."""
     short = [shorten(name, most) for name in names]
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
 def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figure:
-    """Draw a chart of a column's width, with the names of its curves below it, where they hide nothing."""
+    """Draw a chart with the width of a column. The names of its curves are below it, where they hide
+    nothing."""
     (chart,) = charts
     lines = sheet.lines(chart)
     names = list(dict.fromkeys(line.name for line in lines if line.role in ("center", "points")))
@@ -193,10 +197,11 @@ def _figure(
     top: float = 0.22,
     bottom: float = 0.4,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with its axes, row by row: `used`, if it has the same charts, or a new one.
+    """Return a figure and its axes, row by row. The figure is `used`, without its old curves, or else a new
+    one.
 
-    wanted, usual: width and height in inches, where None of the former stands for the latter.
-    The margins are fixed, because measuring every label takes as long as drawing.
+    used: a figure with the same charts, or None; wanted: width and height in inches, where None stands for
+    the value in `usual`. The margins are fixed, because measuring every label takes as long as drawing.
     """
     if used is not None:
         for axes in used.axes:
@@ -251,7 +256,7 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
         axes.set_ylim(chart.fixed_y[0] - margin, chart.fixed_y[1] + margin)
     ends = {float(end) for end in axes.dataLim.intervalx if np.isfinite(end)}
     if len(ends) == 1 and not axis.ticks:
-        axes.set_xlim(0, 2 * ends.pop() or 1)  # a single place in the middle
+        axes.set_xlim(0, 2 * ends.pop() or 1)  # center a single value
 
 
 def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
@@ -292,6 +297,7 @@ def _points(axes: Axes, line: Line, view: View) -> None:
 
 
 def _alone(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which values have a gap or an end on both sides, so that a line would not show them. [rows]"""
+    """Return a mask of the values that have a gap or an end of the curve on both sides, so that a line would
+    not show them. [rows]"""
     known = np.concatenate([[False], np.isfinite(values), [False]])
     return known[1:-1] & ~known[:-2] & ~known[2:]

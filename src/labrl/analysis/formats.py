@@ -1,4 +1,4 @@
-"""Numbers, names, tables and methods of intervals formatted for people, without loading NumPy."""
+"""Formatting of numbers, names, tables and interval methods for people, without loading NumPy."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labrl.processes.secrets import redact
 UNKNOWN = "–"
 
 RUNS_FOR_IQM = 10
-"""Number of runs from which the interquartile mean and the bootstrap are used; below, the mean and Student's
-t."""
+"""Minimum number of runs for the interquartile mean and the bootstrap; with fewer runs, the mean and
+Student's t are used."""
 BOOTSTRAP = "stratified bootstrap"
 STUDENT = "Student's t"
 METHODS = f"{STUDENT} for 3 to 9 seeds, {BOOTSTRAP} from 10 on"
-"""Names of the methods of all intervals but those of a probability of improvement."""
+"""Text on the methods of all intervals except those of a probability of improvement."""
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits and thousands separators: 12,350 and 0.01235; a dash
-    if it is undefined."""
+    """Format a number with `digits` significant digits and thousands separators, such as 12,350 or 0.01235; a
+    dash if the number is undefined."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return UNKNOWN if value is None or isinstance(value, float) else str(value)
     size = abs(value)
@@ -36,10 +36,10 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def alike(*values: Any) -> list[str]:
-    """Format numbers with the same number of decimals: `163.0`, `159.5` and `172.6`.
+    """Format numbers with the same number of decimals, such as `163.0`, `159.5` and `172.6`.
 
-    The largest has at most four significant digits, or the digits of a whole number. Undefined and tiny
-    numbers are formatted by `number`.
+    The largest number has at most four significant digits, or all digits of its integer part. If any number
+    is undefined or all are tiny, `number` formats each of them.
     """
     sizes = [abs(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if len(sizes) < len(values) or not max(sizes) >= 1e-3:
@@ -50,8 +50,8 @@ def alike(*values: Any) -> list[str]:
 
 
 def short_number(value: float, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits and a suffix, such as 2M, 1.5k, 0.05; with an exponent
-    from 1e13 on."""
+    """Format a number with `digits` significant digits and a suffix, such as 2M, 1.5k or 0.05; numbers of
+    1e13 or more have an exponent."""
     if abs(value) >= 1e13:
         return f"{value:.{digits}g}"
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -61,7 +61,8 @@ def short_number(value: float, digits: int = 4) -> str:
 
 
 def distinct_texts(values: Sequence[Any], text_of: Callable[[Any, int], str]) -> list[str]:
-    """Format each value by `text_of` with as few digits as keep all of them different, but at least four."""
+    """Format each value with `text_of`, with the smallest number of digits, at least four, that keeps
+    different values different."""
     different = len({text_of(value, 17) for value in values})
     for digits in range(4, 17):
         texts = [text_of(value, digits) for value in values]
@@ -71,7 +72,8 @@ def distinct_texts(values: Sequence[Any], text_of: Callable[[Any, int], str]) ->
 
 
 def time_unit(longest: float) -> tuple[str, float]:
-    """Return the name and the seconds of the largest unit of which `longest` seconds contain at least two."""
+    """Return the name and the length in seconds of the largest time unit that fits at least twice into
+    `longest` seconds, or seconds."""
     for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
             return name, seconds
@@ -79,9 +81,11 @@ def time_unit(longest: float) -> tuple[str, float]:
 
 
 def score(value: float | None, thousands: int = 0) -> str:
-    """Format a return with one decimal, 234.5, and below 1 with three significant digits, 0.0123.
+    """Format a return with one decimal, such as 234.5, or below 1 with three significant digits, such as
+    0.0123.
 
-    thousands: number of decimals from 1,000 on. From 1e12 on the exponent is written; None becomes `-`.
+    thousands: number of decimals for values of 1,000 or more. Values of 1e12 or more have an exponent; None
+    becomes `-`.
     """
     if value is None:
         return "-"
@@ -92,7 +96,8 @@ def score(value: float | None, thousands: int = 0) -> str:
 
 
 def brackets(value: float | None, low: float | None, high: float | None) -> str:
-    """Format a value with its interval, `12.5 [11.0, 14.0]`; only the value if there is no interval."""
+    """Format a value with its interval, such as `12.5 [11.0, 14.0]`; only the value if there is no
+    interval."""
     if low is None:
         return number(value)
     text, *ends = alike(value, low, high)
@@ -100,7 +105,8 @@ def brackets(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def brackets_by_width(value: float | None, low: float | None, high: float | None) -> str:
-    """Format a value with its interval to the second digit of half the interval's width: `163 [151, 175]`."""
+    """Format a value with its interval, rounded to the second significant digit of half the interval's width,
+    such as `163 [151, 175]`."""
     if value is None or low is None or high is None or not high > low:
         return brackets(value, low, high)
     decimals = 1 - math.floor(math.log10((high - low) / 2))
@@ -117,16 +123,16 @@ def shorten(text: str, width: int) -> str:
 
 
 def join_names(names: Sequence[str], most: int = 3) -> str:
-    """Join names, of which at most `most` are written: `a`, `a, b and c`, `a, b, c and 5 more`."""
+    """Join names, and write at most `most` of them: `a`, `a, b and c`, `a, b, c and 5 more`."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
     *others, last = [*names[:most], *more]
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> list[str]:
-    """Return the lines of a table, after `indent`, with two spaces between its columns.
+    """Return the lines of a table, each after `indent`, with two spaces between the columns.
 
-    right: numbers of the columns that are aligned right.
+    right: indices of the right-aligned columns.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.rjust if place in right else str.ljust for place in range(len(widths))]
@@ -137,10 +143,10 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), in
 def widths_that_fit(
     cells: Sequence[Mapping[str, str]], columns: Sequence[str], dispensable: Sequence[str], width: int | None
 ) -> dict[str, int]:
-    """Return the columns of a table that fit into `width` characters, with two between them, and their
-    widths.
+    """Return the columns of a table that fit into `width` characters, with two spaces between columns, and
+    their widths.
 
-    dispensable: columns that may be dropped, the first one first; all others stay in any case.
+    dispensable: columns that may be dropped, in this order; all other columns are always kept.
     """
     widths = {name: max(len(name), *(len(row[name]) for row in cells)) for name in columns}
     for name in dispensable:
@@ -151,36 +157,39 @@ def widths_that_fit(
 
 
 def method_of(number_of_runs: int | None) -> str:
-    """Return the name of the method of the interval of a number of runs; None names that of any number."""
+    """Return the name of the interval method for `number_of_runs` runs; for None, a text on the methods for
+    all numbers of runs."""
     if number_of_runs is None:
         return METHODS
     return BOOTSTRAP if number_of_runs >= RUNS_FOR_IQM else STUDENT
 
 
 def interval(low: float | None, high: float | None, value: float | None = None) -> str:
-    """Format an interval, `335.0 to 358.2`, with the decimals of `value` if there is one; empty if there is
-    no interval."""
+    """Format an interval, such as `335.0 to 358.2`, with the decimals of `value` if there is one; empty if
+    there is no interval."""
     known = [end is not None and math.isfinite(end) for end in (low, high)]
     ends = alike(low, high) if value is None else alike(low, high, value)[:2]
     return " to ".join(ends) if all(known) else ""
 
 
 def interval_heading(runs: int | None = None) -> str:
-    """Return the heading of a column of intervals with their method: that of a number of runs, or of any."""
+    """Return the heading of a column of intervals, with the method for `runs` runs; for None, with the
+    methods for all numbers of runs."""
     return f"95 % interval ({method_of(runs)})"
 
 
 def interval_by(low: float | None, high: float | None, value: float | None, runs: int) -> str:
-    """Format an interval with its method, `95 % interval 335.0 to 358.2, Student's t`; see `interval`.
+    """Format an interval with its method, such as `95 % interval 335.0 to 358.2, Student's t`; see
+    `interval`.
 
-    runs: number of runs that it was computed from.
+    runs: number of runs from which the interval was computed.
     """
     ends = interval(low, high, value)
     return f"95 % interval {ends}, {method_of(runs)}" if ends else ""
 
 
 def duration(seconds: float | None) -> str:
-    """Format a time span: `2 h 05 min`, `3 min 20 s`, `8.1 s`."""
+    """Format a time span, such as `2 h 05 min`, `3 min 20 s` or `8.1 s`."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 60:
@@ -193,7 +202,7 @@ def duration(seconds: float | None) -> str:
 
 
 def typed(command: Any) -> str:
-    """Return a command as it was typed, in one line without secrets; empty if it was not recorded."""
+    """Return a recorded command line as one line without secrets; empty if none was recorded."""
     command = redact(command)
     return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
 

@@ -1,5 +1,4 @@
-"""Filters of runs by their configuration, and groups of runs that differ only in the seed, with their
-names."""
+"""Filters for runs, and groups of runs that differ only in the seed, with the names of the groups."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ FILTERS: dict[str, Callable[[Run], str]] = {
 """Attributes of a run that a filter can use, in addition to the keys of its configuration."""
 
 STATUSES = (*get_args(RunStatus), "killed")
-"""Values of the filter `status`. `killed`: the process has died without recording an end."""
+"""Values of the filter `status`. `killed`: the process died without recording how the run ended."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -53,9 +52,9 @@ class Group(NamedTuple):
 def group_runs(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     """Return `runs` as groups, in the order of their first runs.
 
-    by: None for groups that differ in more than the seed; `agent`; `env`; or a key of the configuration. With
-    the latter three, runs with the same value and environment are one group. Raises InputError if no run has
-    this key.
+    by: `agent`, `env` or a key of the configuration, for one group for each of its values in each
+    environment; None for groups of runs that differ only in the seed. Raises InputError if no run has the key
+    `by`.
     """
     if by is None:
         collected = list(group_by_key(runs, lambda run: run.group_key).values())
@@ -76,13 +75,14 @@ def group_runs(runs: Sequence[Run], by: str | None = None) -> list[Group]:
 
 
 def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
-    """Return the groups of each environment. Returns of different environments have no common scale."""
+    """Return the groups of each environment, because returns in different environments have no common
+    scale."""
     return group_by_key(groups, lambda group: group.env)
 
 
 def value_at(run: Run, key: str) -> Any:
-    """Return the value of a key such as `agent.lr`, or the choice of a group such as `agent/network`; None if
-    there is none."""
+    """Return the value of a key such as `agent.lr`, or the chosen option of a config group such as
+    `agent/network`; None if the run has no such key or group."""
     choices = run.provenance.get("choices", {})
     if key in choices or "/" in key:
         return choices.get(key)
@@ -93,7 +93,8 @@ def value_at(run: Run, key: str) -> Any:
 
 
 def differing_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return every key in which runs differ, with a value for each run, those that were typed first.
+    """Return every key in which runs differ, with a value for each run. Keys that were set on the command
+    line come first.
 
     The seed and keys that do not affect rows are left out. The value is None for a run without the key.
     """
@@ -103,7 +104,8 @@ def differing_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def distinguishing_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the `differing_keys` that were typed if these tell all groups apart, and otherwise all."""
+    """Return the `differing_keys` that were set on the command line if these keys distinguish all groups;
+    otherwise return all of them."""
     typed = _typed(runs)
     pairs = {(repr(values), run.group_key) for *values, run in zip(*typed.values(), runs, strict=True)}
     separated = len({values for values, _ in pairs}) == len({run.group_key for run in runs})
@@ -111,10 +113,11 @@ def distinguishing_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def unrequested_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the keys in which runs of different agents differ that all of them have but that nobody typed.
+    """Return the keys that all runs have and in which they differ although no command line set them.
 
-    They are from presets and from the files of the agents. Runs of one agent compare whatever differs, and so
-    do runs of different recipes and presets.
+    Such differences come from presets and from the configuration files of different agents. The result is
+    empty for runs of a single agent, and for runs of different recipes or presets, because these are compared
+    with all their differences.
     """
     typed, configs = _typed(runs), _configs(runs)
     if len({run.agent for run in runs}) == 1 or {"experiment", "preset"} & typed.keys():
@@ -125,8 +128,8 @@ def unrequested_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def _typed(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the keys of command lines in which runs differ, without the seed and those of Hydra, meta and
-    W&B, with a value for each run."""
+    """Return the keys that were set on the command line and in which runs differ, with a value for each run.
+    The seed and the keys of Hydra, `meta` and `wandb` are left out."""
     overrides = [str(one) for run in runs for one in run.provenance.get("overrides") or []]
     keys = dict.fromkeys(key_of(one) for one in overrides if "=" in one)
     left_out = ("seed", "hydra", "meta", "wandb")
@@ -143,12 +146,13 @@ def _configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value of the configuration as it is typed on a command line. Text stays as it is."""
+    """Return a value of the configuration as it is written on a command line. A string stays unchanged."""
     return value if isinstance(value, str) else written(value)
 
 
 def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys below `node` whose values are compared as a whole: values, lists and schedules."""
+    """Yield the keys and values below `node` that are compared as a whole: plain values, lists and
+    schedules."""
     is_schedule = isinstance(node, Mapping) and "kind" in node and "_target_" not in node
     if isinstance(node, Mapping) and (node or not key) and not is_schedule:
         for name, inner in node.items():
@@ -158,7 +162,8 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _brief_text(value: Any, digits: int) -> str:
-    """Return a value with `digits` digits; a mapping other than a schedule with `digits` - 3 entries."""
+    """Format a value with `digits` digits. Of a mapping other than a schedule, only `digits` - 3 entries are
+    written."""
     if isinstance(value, Mapping):
         value = {name: _rounded(inner, digits) for name, inner in value.items()}
         if value_text(value).startswith("{") and len(value) > digits - 3:
@@ -171,7 +176,7 @@ def _rounded(value: Any, digits: int) -> Any:
 
 
 def group_by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return the items of each key, in their order."""
+    """Return the items of each key, in their original order."""
     found: dict[Key, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -183,8 +188,8 @@ def _value(run: Run, by: str) -> str:
 
 
 def _names(firsts: Sequence[Run]) -> list[str]:
-    """Name runs after their agent, and add the differences if others in the environment have the same
-    agent."""
+    """Name runs after their agents, and add the settings in which they differ if several runs in an
+    environment have the same agent."""
     named = {}
     for rivals in group_by_key(firsts, lambda run: (run.agent, run.env)).values():
         different = distinguishing_keys(rivals) if len(rivals) > 1 else {}
@@ -212,9 +217,9 @@ def _short(key: str) -> str:
 def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Run]:
     """Return the runs that match all `filters`.
 
-    filters: each is `<key>=<value>`, with `status`, `agent`, `env`, `name` or a key of the configuration, and
-    a value that may contain * and ?; or part of the folder's path below `root`. Raises InputError for a
-    filter that no run can match.
+    filters: conditions, each of them `<key>=<value>` or a part of the run folder's path below `root`. A key
+    is `status`, `agent`, `env`, `name` or a key of the configuration; a value may contain * and ?. Raises
+    InputError for a filter that no run can match.
     """
     kept = list(runs)
     for condition in filters:
@@ -232,7 +237,7 @@ def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list
                 # The name of an agent, for example, is meant as a condition.
                 meant = (name for run in runs for name in FILTERS if FILTERS[name](run) == condition)
                 hint = next((f" Did you mean {name}={condition}?" for name in meant), None)
-                fix = "A filter is a part of that name, or a condition such as status=finished."
+                fix = "A filter is a part of a folder's name, or a condition such as status=finished."
                 fix += hint or did_you_mean(condition, [*folders.values()])
                 raise InputError.not_found(condition, f"no run folder in {root} has this in its name", fix)
             kept = [run for run in kept if condition in folders[run.path]]

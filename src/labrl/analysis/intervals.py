@@ -1,12 +1,14 @@
-"""Intervals and comparisons of few runs (Agarwal et al., 2021, arXiv:2108.13264), as pure functions.
+"""Intervals and comparisons for small numbers of runs (Agarwal et al., 2021, arXiv:2108.13264), as pure
+functions.
 
-`scores` are the runs of each task: an array [runs, tasks], or [runs] for a single task; or a list with one
-array of runs for each task, which may differ in length. One environment is one task.
+`scores` are the scores of the runs in each task: an array [runs, tasks], or [runs] for a single task; or a
+list with one array [runs] for each task, with any number of runs. One environment is one task.
 
-From RUNS_FOR_IQM runs on, intervals are from the stratified percentile bootstrap: runs are resampled within
-each task, tasks are not. Resampling has a fixed seed, so equal scores always give equal intervals. Resampling
-fewer runs gives intervals that are far too narrow (docs/explanation/statistics.md has a simulation), so the
-mean of few runs has Student's t interval, and a probability of improvement a score interval.
+With RUNS_FOR_IQM runs or more, intervals come from the stratified percentile bootstrap: runs are resampled
+within each task, but tasks are not. The seed of the resampling is fixed, so equal scores always give equal
+intervals. With fewer runs, the bootstrap gives intervals that are far too narrow
+(docs/explanation/statistics.md has a simulation), so the mean gets a Student's t interval and a probability
+of improvement gets a score interval.
 """
 
 from __future__ import annotations
@@ -25,23 +27,25 @@ Scores = Array | Sequence[ArrayLike]
 
 CONFIDENCE = 0.95
 RUNS_FOR_INTERVAL = 3
-"""Number of runs of a task below which there is no interval: that of two is 25 standard errors wide."""
+"""Minimum number of runs of a task for an interval. The interval of two runs would be 25 standard errors
+wide."""
 SCORE_METHOD = "Newcombe's score interval"
 PAIR_METHODS = f"{SCORE_METHOD} for fewer than 10 seeds and for probabilities of 0 and 1, else {BOOTSTRAP}"
-"""Names of the methods of the intervals of probabilities of improvement."""
+"""Text on the methods of the intervals of probabilities of improvement."""
 MAX_POINTS = 200
-"""Largest number of points of a common grid, more than a figure can show."""
+"""Maximum number of points of a common grid, which is more than a figure can show."""
 REPLICATES = 10_000
-"""Bootstrap replicates for a number. The ends of the interval then vary by about 1 % of its width."""
+"""Number of bootstrap replicates for a single number. With so many, the ends of its interval vary by about 1
+% of the interval's width."""
 PAIR_REPLICATES = 2_000
-"""Bootstrap replicates for a probability of improvement."""
+"""Number of bootstrap replicates for a probability of improvement."""
 CURVE_REPLICATES = 1_000
-"""Bootstrap replicates for each point of a curve."""
+"""Number of bootstrap replicates for each point of a curve."""
 MOST_DRAWN = 500
-"""Number of values of a curve whose replicates are in memory at the same time: 4 MB."""
+"""Maximum number of values of a curve whose replicates are in memory at the same time (4 MB)."""
 _SEED = 20_210_826
 _T = (0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
-"""The 97.5 % quantile of Student's t distribution by degrees of freedom, up to those of nine runs."""
+"""The 97.5 % quantiles of Student's t distribution, by the degrees of freedom, up to those of nine runs."""
 
 
 class Estimate(NamedTuple):
@@ -49,20 +53,20 @@ class Estimate(NamedTuple):
 
     value: float
     low: float | None
-    """None if there is no interval, because there are too few runs for one."""
+    """Lower end of the interval; None if there are too few runs for an interval."""
     high: float | None
 
 
 def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimate]:
-    """Return `iqm`, `mean`, `median` and, with a `target`, `optimality_gap`, with intervals.
+    """Return `iqm`, `mean`, `median` and, if there is a `target`, `optimality_gap`, each with its interval.
 
-    From RUNS_FOR_IQM runs of all tasks on, all intervals are from the same resamples. Fewer runs have only
-    intervals of the means: `mean` and `optimality_gap`.
+    With RUNS_FOR_IQM runs or more in all tasks together, all intervals come from the same resamples. With
+    fewer runs, only the means, `mean` and `optimality_gap`, have intervals.
 
-    `mean` and `median` are over tasks, of the mean over runs; for a single task, over its runs. `iqm` is the
-    mean of all runs of all tasks without the lowest and the highest quarter, rounded down to whole runs.
-    `optimality_gap` is the mean amount by which scores are below `target`; scores above it count as equal to
-    it.
+    `mean` and `median` are those of the tasks' means over runs, or of the runs if there is a single task.
+    `iqm` is the mean of the runs of all tasks without the lowest and the highest quarter, each rounded down
+    to a whole number of runs. `optimality_gap` is the mean amount by which scores are below `target`; scores
+    above `target` count as equal to it.
     """
     tasks, functions = _tasks(scores), dict(STATISTICS)
     of_means = {"mean": tasks}
@@ -83,12 +87,12 @@ def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimat
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
-    """Return P(X > Y) averaged over tasks, with ties counted half: how likely a run of x beats one of y (eq.
-    2).
+    """Return P(X > Y), the probability that a run of x beats a run of y, averaged over tasks, with ties
+    counted half (eq. 2).
 
-    This is the Mann-Whitney U statistic divided by the number of pairs. The interval is a score interval for
-    fewer than RUNS_FOR_IQM runs, and if all pairs agree, so that resampling changes nothing. Raises
-    ValueError if x and y have different numbers of tasks.
+    This is the Mann-Whitney U statistic divided by the number of pairs. The interval is a score interval if
+    there are fewer than RUNS_FOR_IQM runs, or if all pairs agree, because resampling would then change
+    nothing. Raises ValueError if x and y have different numbers of tasks.
     """
     of_x, of_y = _tasks(x), _tasks(y)
     if len(of_x) != len(of_y):
@@ -105,9 +109,9 @@ def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
 
 
 def _score_interval(value: float, m: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a P(X > Y) that was `value` over all pairs of m and n runs.
+    """Return the 95 % interval of a P(X > Y) whose estimate from all pairs of m and n runs is `value`.
 
-    The score interval of R. G. Newcombe, Statistics in Medicine 25 (2006), method 5.
+    This is the score interval of R. G. Newcombe, Statistics in Medicine 25 (2006), method 5.
     """
     p = np.linspace(0, 1, 10_001)
     variance = p * (1 - p) * (1 + ((m + n) / 2 - 1) * ((1 - p) / (2 - p) + p / (1 + p))) / (m * n)
@@ -116,12 +120,13 @@ def _score_interval(value: float, m: int, n: int) -> tuple[float, float]:
 
 
 def statistic_of(number_of_runs: int) -> str:
-    """Return the statistic for a number of runs: `iqm` from RUNS_FOR_IQM on, or `mean`."""
+    """Return the name of the statistic that is used for `number_of_runs` runs: `iqm` for RUNS_FOR_IQM or
+    more, otherwise `mean`."""
     return "iqm" if number_of_runs >= RUNS_FOR_IQM else "mean"
 
 
 def score_method(value: float, *numbers_of_runs: int) -> str:
-    """Return the name of the method of the interval of a probability of improvement."""
+    """Return the name of the interval method for a probability of improvement of `value`."""
     return SCORE_METHOD if value in (0.0, 1.0) or min(numbers_of_runs) < RUNS_FOR_IQM else BOOTSTRAP
 
 
@@ -129,7 +134,8 @@ def performance_profile(scores: Scores, thresholds: ArrayLike) -> tuple[Array, A
     """Return the fraction of runs whose score is above each threshold, averaged over tasks, and its interval
     (eq. 3).
 
-    thresholds: [points]. Returns three arrays [points]; the ends are None for fewer than RUNS_FOR_IQM runs.
+    thresholds: [points]. Returns the fraction and the lower and upper ends of its interval, each [points];
+    the ends are None for fewer than RUNS_FOR_IQM runs.
     """
     tau = np.asarray(thresholds, dtype=np.float64)
     tasks = _tasks(scores)
@@ -156,22 +162,23 @@ class Band:
     low: Array
     high: Array
     count: NDArray[np.int64]
-    """Number of runs that have a value at the point."""
+    """Number of runs that have a value at each point."""
 
 
 def curve(values: ArrayLike, statistic: str = "iqm", intervals: bool = True) -> Band:
-    """Return the statistic over runs at each point, with an interval from a bootstrap of whole runs.
+    """Return the statistic over runs at each point, with its interval. The bootstrap resamples complete runs.
 
-    Points with fewer than RUNS_FOR_IQM runs have Student's t interval of the mean, and none of another
-    statistic. values: [runs, points]; nan where a run has no value, before its first row and after its last;
-    statistic: `iqm`, `mean` or `median`; intervals: False for none, which takes a hundredth of the time.
+    Points with fewer than RUNS_FOR_IQM runs have Student's t interval if the statistic is the mean, and
+    otherwise no interval. values: [runs, points], with nan where a run has no value, before its first row and
+    after its last; statistic: `iqm`, `mean` or `median`; intervals: whether to compute intervals, because a
+    call without them takes a hundredth of the time.
     """
     matrix = np.asarray(values, dtype=np.float64)
     function = STATISTICS[statistic]
     there = np.isfinite(matrix)
     value, low, high = (np.full(matrix.shape[1], np.nan) for _ in range(3))
     band = Band(value, low, high, count=there.sum(axis=0))
-    for runs in np.unique(there, axis=1).T:  # points where the same runs are there
+    for runs in np.unique(there, axis=1).T:  # points at which the same runs have values
         points = (there == runs[:, None]).all(axis=0)
         n = int(runs.sum())
         if n == 0:
@@ -193,8 +200,7 @@ def curve(values: ArrayLike, statistic: str = "iqm", intervals: bool = True) -> 
 
 
 Statistic = Callable[[Sequence[Array]], Array]
-"""Function from the runs of each task, the last axis of an array [..., runs], to one number for each
-`...`."""
+"""Function from one array [..., runs] for each task to the statistic over all runs, [...]."""
 
 
 def _mean(tasks: Sequence[Array]) -> Array:
@@ -240,7 +246,7 @@ def _tasks(scores: Scores) -> list[Array]:
 
 
 def _few(tasks: Sequence[Array]) -> bool:
-    """Return whether there are too few runs of all tasks for a bootstrap."""
+    """Return whether all tasks together have too few runs for a bootstrap."""
     return sum(map(len, tasks)) < RUNS_FOR_IQM
 
 
@@ -259,7 +265,7 @@ def _student(tasks: Sequence[Array]) -> float | None:
 
 
 def _enough(tasks: Sequence[Array]) -> bool:
-    """Return whether resampling can vary anything."""
+    """Return whether any task has several runs, so that resampling can change the statistic."""
     return max(len(runs) for runs in tasks) > 1
 
 
@@ -279,11 +285,11 @@ def _estimate(value: float, replicates: Array) -> Estimate:
 
 
 def common_grid(ticks: Sequence[Array], max_points: int = MAX_POINTS) -> Array:
-    """Return the increasing ticks at which curves of several sessions are compared. [points]
+    """Return the ticks at which curves of several sessions are compared, in increasing order. [points]
 
-    ticks: frames or seconds of each session's rows, increasing. The grid contains every tick at which a
-    session has a row, once. If there are more than `max_points`, evenly spaced ones are kept, including the
-    first and the last.
+    ticks: frames or seconds of each session's rows, increasing. The grid contains each tick at which a
+    session has a row, without duplicates. If there are more than `max_points` ticks, only evenly spaced ones
+    are kept, including the first and the last.
     """
     places = np.unique(np.concatenate([np.empty(0), *ticks]))
     if len(places) <= max_points:

@@ -24,7 +24,7 @@ from labrl.run.run import Run
 COLUMNS = ("status", "agent", "env", "frames", "final return", "seeds", "age", "folder")
 
 _DISPENSABLE = ("seeds", "frames", "age", "agent", "env", "final return")
-"""Columns that a narrow terminal omits, the first one first."""
+"""Columns that are omitted if the terminal is narrow, in this order."""
 
 _RIGHT = ("frames", "final return", "age")
 
@@ -41,18 +41,20 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the runs and experiments at or below `root` that match all `filters`, newest first, as plain
     data.
 
-    filters: as for `filter_runs`; an experiment is included with its matching trials. Experiments that
-    cannot be read are skipped with a warning. Raises InputError if there is no such folder or no run, or no
-    run has a key. Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`,
-    `agent`, `env`, `created`; `frames` of the session that came furthest; `max_frame`, the budget of a
-    session, or the largest one of the trials; `sessions` and `max_session`, the finished and the planned
-    ones; `trials`, for a search without the runs that confirm its best; `groups`: for trials that differ at
-    most in the seed, or for the winner of a confirmed search and the default on fresh seeds, `name`,
-    `agent`, `env`, `overrides`
-    (the keys in which groups differ), `trials` and their return;
-    `final_return`, `low`, `high` and `seeds`: the return of its only group, or for a search that of its best
-    configuration, with its 95 % interval and its number of sessions, None if there is none;
-    `best_in_the_search`: `trial`, `objective`, `value`, and `of`, the number of trials.
+    filters: see `filter_runs`; an experiment is included with its matching trials. Experiments that cannot be
+    read are skipped with a warning. Raises InputError if there is no such folder, if it contains no run, or
+    if no run has the key of a filter.
+
+    Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`,
+    `created`; `frames`: those of the session that came furthest; `max_frame`: the frame budget of a session,
+    or the largest budget of the trials; `sessions` and `max_session`: the number of finished and of planned
+    sessions; `trials`: the number of trials, which for a search excludes the runs that confirm its best
+    trials; `groups`: `name`, `agent`, `env`, `overrides` (the keys in which groups differ), `trials` and the
+    return, for each group of trials that differ at most in the seed, or for the winner of a confirmed search
+    and the default on fresh seeds; `final_return`, `low`, `high` and `seeds`: the return of a single group,
+    or of the best configuration of a search, with its 95 % interval and its number of sessions, None if there
+    is no such return; `best_in_the_search`: `trial`, `objective`, `value` and `of`, the number of trials with
+    a value.
     """
     if not root.expanduser().is_dir():
         raise InputError.not_found(root, "no such folder", "Set another one with labrl-runs --root <folder>")
@@ -84,10 +86,10 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """Return a line for each entry below a line of headings, limited to `width` characters if given.
+    """Return a table with a line for each entry, at most `width` characters wide if `width` is given.
 
-    An experiment with several groups has a line for each of them, up to MOST_GROUPS. To fit the width,
-    columns are omitted first, and then folder names are cut in the middle.
+    An experiment with several groups has an additional line for each group, up to MOST_GROUPS groups. To fit
+    the width, columns are omitted first, and then folder names are cut in the middle.
     """
     cells = [dict(zip(COLUMNS, row, strict=True)) for entry in found for row in _rows(entry)]
     widths = widths_that_fit(cells, COLUMNS, _DISPENSABLE, width)
@@ -100,7 +102,7 @@ def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> st
 
 
 def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
-    """runs: the matching runs in the folder."""
+    """Return the entry of an experiment. runs: the matching runs in its folder."""
     about = {
         "folder": experiment.path,
         "kind": str(experiment.info.get("kind") or "experiment"),
@@ -177,7 +179,7 @@ def _returned(returns: Sequence[float]) -> dict[str, Any]:
 
 
 def final_returns(runs: Sequence[Run]) -> list[float]:
-    """Return the final return of each session of a group that counts in the statistics."""
+    """Return the final returns of the sessions of a group that count in the statistics."""
     sessions = [(run, session) for run in runs for session in run.sessions]
     reasons = reasons_to_leave_out(sessions, of_tables=False)
     counted = [one for (_, one), reason in zip(sessions, reasons, strict=True) if reason is None]
@@ -185,7 +187,8 @@ def final_returns(runs: Sequence[Run]) -> list[float]:
 
 
 def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of an entry, then those of its groups if their returns are listed separately."""
+    """Yield the cells of an entry's line, and of a line for each of its groups if the groups are listed
+    separately."""
     kind, groups, trials, best = (entry[key] for key in ("kind", "groups", "trials", "best_in_the_search"))
     seeds = f"{entry['sessions']}/{entry['max_session']}"
     if kind != "run":
@@ -224,24 +227,25 @@ class RankedTrial(NamedTuple):
 
     run: Run
     place: tuple[float, ...]
-    """Sort key among the trials of one environment; a better trial has a smaller one."""
+    """Sort key among the trials of one environment; a better trial has a smaller key."""
     comparable: bool
     """Whether the trial can be the best one: it has a result, and no search has stopped it early."""
     result: str
-    """Its result, for messages."""
+    """Text on the result of the trial, for messages."""
 
     @property
     def line(self) -> str:
-        """Its folder and its result."""
+        """Text with the folder and the result of the trial."""
         return f"{os.path.relpath(self.run)}   {self.result}"
 
 
 def ranked_trials(experiment: Path) -> list[RankedTrial]:
-    """Return the trials that have started, by environment, the best first. Raises InputError for a damaged
-    folder.
+    """Return the started trials of an experiment, by environment and then from the best to the worst. Raises
+    InputError for a damaged folder.
 
-    Trials of a grid are ranked by the final return of their sessions. For a search, trials that were
-    confirmed on fresh seeds come first, by their mean there, then the others by the search's objective.
+    Trials of a grid are ranked by the final return of their sessions. In a search, trials that were confirmed
+    on fresh seeds come first, ranked by their mean on these seeds; the other trials follow, ranked by the
+    search's objective.
     """
     found = Experiment.load(experiment)
     search = read_search(found.info)
@@ -273,7 +277,8 @@ def _ranked(run: Run, number: int | None, search: SearchResult | None) -> Ranked
 def best_trial(experiment: Path, agrees: Callable[[Run], bool]) -> RankedTrial | None:
     """Return the best of the trials for which `agrees` is true; None if none of them has a result yet.
 
-    Raises InputError if they trained in several environments, whose returns are not comparable.
+    Raises InputError if these trials trained in several environments, because their returns are not
+    comparable.
     """
     found = [one for one in ranked_trials(experiment) if agrees(one.run)]
     firsts = list({one.run.env: one for one in reversed(found)}.values())[::-1]
@@ -282,7 +287,7 @@ def best_trial(experiment: Path, agrees: Callable[[Run], bool]) -> RankedTrial |
         raise InputError.about(
             os.path.relpath(experiment),
             f"it has trials in {len(firsts)} environments, whose returns are not comparable",
-            f"Choose one trial. The best ones of each environment are:\n{listed}",
+            f"Choose one trial. The best trials of the environments are:\n{listed}",
             code="contradiction",
             key=str(experiment),
         )
@@ -290,8 +295,8 @@ def best_trial(experiment: Path, agrees: Callable[[Run], bool]) -> RankedTrial |
 
 
 def list_trials(experiment: Path, command: str) -> str:
-    """Return a line for each trial with its result, the best first. command: the command that a run folder
-    follows."""
+    """Return one line per trial with its result, best first. command: beginning of the example command; a run
+    folder is appended to it."""
     found = ranked_trials(experiment)
     if not found:
         return "none of its trials has started"

@@ -21,7 +21,7 @@ def strength(returns: ArrayLike, baseline: float) -> Column:
 
 
 def efficiency(strengths: ArrayLike, ticks: ArrayLike) -> float | None:
-    """Return Σ (s_i / t_i) / Σ s_i, which is larger the earlier strength is reached. Unit: 1 / tick.
+    """Return Σ (s_i / t_i) / Σ s_i, which is larger if strength is reached earlier. Unit: 1 / tick.
 
     ticks: t_i, frames for the sample efficiency, updates for the training efficiency. Checkpoints before the
     first tick (t_i = 0) are in neither sum. None unless Σ s_i > 0.
@@ -35,7 +35,7 @@ def efficiency(strengths: ArrayLike, ticks: ArrayLike) -> float | None:
 def stability(strengths: ArrayLike) -> float | None:
     """Return 1 - |Σ_{i<N} min(s_{i+1} - s_i, 0)| / Σ_{i<N} s_i, which is 1 if the strength never fell.
 
-    None for fewer than two checkpoints, and unless Σ_{i<N} s_i > 0.
+    None for fewer than two checkpoints, or if Σ_{i<N} s_i is not positive.
     """
     s = np.asarray(strengths, dtype=np.float64)
     total = s[:-1].sum()
@@ -43,10 +43,10 @@ def stability(strengths: ArrayLike) -> float | None:
 
 
 def consistency(strengths: ArrayLike) -> float | None:
-    """Return 1 - 2 Σ_i std_j(s_ij) / Σ_i mean_j(s_ij) over sessions j, which is 1 if all are equal.
+    """Return 1 - 2 Σ_i std_j(s_ij) / Σ_i mean_j(s_ij) over sessions j, which is 1 if all sessions are equal.
 
-    strengths: [sessions, checkpoints], at the same frames. The standard deviation is that of a sample, with n
-    - 1. None for a single session, and unless Σ_i mean_j(s_ij) > 0.
+    strengths: [sessions, checkpoints], at the same frames. The standard deviation is that of a sample, with
+    divisor n - 1. None for a single session, or if Σ_i mean_j(s_ij) is not positive.
     """
     s = np.asarray(strengths, dtype=np.float64)
     if len(s) < 2 or s.shape[1] == 0:
@@ -56,7 +56,7 @@ def consistency(strengths: ArrayLike) -> float | None:
 
 
 def slm_final(returns: ArrayLike) -> float | None:
-    """Return the mean over the last 100 checkpoint rows, or all if there are fewer: SLM Lab's
+    """Return the mean over the last 100 checkpoint rows, or over all rows if there are fewer: SLM Lab's
     `total_reward_ma`."""
     r = np.asarray(returns, dtype=np.float64)
     return float(r[-SLM_WINDOW:].mean()) if len(r) else None
@@ -65,7 +65,8 @@ def slm_final(returns: ArrayLike) -> float | None:
 def area_under_curve(frames: ArrayLike, returns: ArrayLike) -> float | None:
     """Return the average return between the first and the last row, weighted by frames (trapezoidal rule).
 
-    ∫ R dt / (t_N - t_0), in the unit of a return. For a single row its return; None without rows.
+    This is ∫ R dt / (t_N - t_0), in the unit of a return; with a single row, it is the return of that row.
+    None without rows.
     """
     t, r = np.asarray(frames, dtype=np.float64), np.asarray(returns, dtype=np.float64)
     if len(t) < 2:
@@ -83,5 +84,5 @@ def time_to(ticks: ArrayLike, returns: ArrayLike, threshold: float) -> float | N
 
 
 def human_normalized(score: float, random: float, human: float) -> float:
-    """Return (score - random) / (human - random): 0 for a random policy, 1 for the human of the reference."""
+    """Return (score - random) / (human - random): 0 for a random policy, 1 for the reference human score."""
     return (score - random) / (human - random)

@@ -40,16 +40,16 @@ def write_paper(
 ) -> list[Path]:
     """Write the table, the figures and `captions.txt` of a comparison into `out`. Return their paths.
 
-    formats: some of TABLES and FIGURES; by: as for `group_runs`; names: `<group>=<name>` for groups that get
-    another name, in the order in which they come first; title: that of the figures, may be empty, None for
-    the environment; axis: `frame` or `wall`, for curves; size: `column` or `text`, their width in a paper
-    with two columns, or `<width>[x<height>]` in inches; seeds: whether each seed is a thin line. With `latex`
-    and `pdf`, a file `<figure>.tex` includes each figure with its caption. Raises InputError for wrong
-    options, and if the files cannot be written.
+    formats: names in TABLES and FIGURES; by: see `group_runs`; names: `<group>=<name>` for each group that
+    gets a new name; these groups come first, in this order; title: title of the figures, may be empty; None
+    for the environment; axis: `frame` or `wall`, the horizontal axis of curves; size: `column` or `text`, the
+    width of the figures in a paper with two columns, or `<width>[x<height>]` in inches; seeds: whether to
+    draw each seed as a thin line. With `latex` and `pdf`, a file `<figure>.tex` includes each figure with its
+    caption. Raises InputError for wrong options, or if the files cannot be written.
     """
     for form in formats:
         if form not in TABLES + FIGURES:
-            allowed = f"be one or several of {', '.join(TABLES + FIGURES)}, with commas"
+            allowed = f"be one or more of {', '.join(TABLES + FIGURES)}, separated by commas"
             raise InputError.value("--format", form or "nothing", allowed)
     inches = _size(size)
     groups = _renamed(group_runs(runs, by), names)
@@ -87,7 +87,7 @@ def write_paper(
 
 
 def _size(text: str) -> tuple[float, float | None]:
-    """Return width and height in inches, None for the usual height."""
+    """Return the width and the height in inches; a height of None stands for the usual height."""
     known = {"column": f"{COLUMN}", "text": f"{TEXT}"}
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:x(\d+(?:\.\d+)?))?", known.get(text, text))
     width, height = found.groups() if found else ("0", None)
@@ -100,7 +100,7 @@ def _size(text: str) -> tuple[float, float | None]:
 
 
 def _renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
-    """Return the groups with their new names, those that have one first, in the order of `names`."""
+    """Return the groups with their new names. Groups with a new name come first, in the order of `names`."""
     known = [group.name for group in groups]
     new: dict[str, str] = {}
     for text in names:
@@ -121,7 +121,8 @@ def _renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
 def _caption(
     envs: Sequence[Mapping[str, Any]], where: str, sheet: Sheet | None = None, seeds: bool = True
 ) -> str:
-    """Return the caption of a sheet, or of the table: what is shown, of how many seeds, by which method.
+    """Return the caption of a sheet, or of the table if `sheet` is None. It says what is shown, over how many
+    seeds and with which method.
 
     envs: entries of `envs` in a comparison; seeds: whether the curves of seeds are drawn.
     """
@@ -151,6 +152,6 @@ def _caption(
 
 
 def _float(kind: str, content: str, caption: str, package: str) -> str:
-    """Return a `table` or `figure` of LaTeX, which needs `package`."""
+    """Return a LaTeX `table` or `figure`, which needs `package`."""
     lines = [rf"% \usepackage{{{package}}}", rf"\begin{{{kind}}}", r"\centering"]
     return "\n".join([*lines, rf"\caption{{{escape_latex(caption)}}}", content + rf"\end{{{kind}}}", ""])

@@ -31,7 +31,7 @@ class GroupReturn(NamedTuple):
 
     @property
     def statistic(self) -> str:
-        """`IQM` or `mean`."""
+        """Short name of the statistic, `IQM` or `mean`."""
         return statistic_name(self.seeds)
 
     def sentence(self) -> str:
@@ -42,12 +42,12 @@ class GroupReturn(NamedTuple):
 
     @property
     def spread(self) -> str:
-        """The interval with its method, or '' if there is none."""
+        """Text on the interval and its method; '' if there is no interval."""
         return interval_by(self.low, self.high, self.value, self.seeds)
 
 
 def statistic_name(count: int) -> str:
-    """Return the short name of the statistic for a number of sessions: `IQM` or `mean`."""
+    """Return the short name of the statistic that is used for `count` sessions: `IQM` or `mean`."""
     return {"iqm": "IQM", "mean": "mean"}[statistic_of(count)]
 
 

@@ -1,4 +1,4 @@
-"""Curves of sessions over frames or seconds, and the middle of several curves, for charts."""
+"""Curves of sessions over frames or wall time, and the IQM or mean of several curves, for charts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AXES = ("frame", "wall")
 """Columns that curves are drawn against."""
 
 Views = dict[str, View]
-"""One curve by axis."""
+"""Views of one curve, by the name of the axis."""
 
 
 class TimeAxes:
@@ -31,14 +31,15 @@ class TimeAxes:
         self.axes = {"frame": Axis("frames"), "wall": Axis(f"wall time ({unit})")}
 
     def column(self, table: Mapping[str, Column], column: str, spread: str = "") -> Views:
-        """Return a column of a table over each axis, from the rows in which the axis is known.
+        """Return the curve of a column over each axis, from the rows in which the axis is known.
 
-        spread: column with the standard deviations of the values that `column` is the mean of.
+        spread: name of the column with the standard deviations of the values whose means are in `column`;
+        empty for no band.
         """
         return {axis: self._view(table, column, axis, spread) for axis in AXES}
 
     def returns(self, session: RunSession, evaluation: bool) -> Views:
-        """Return the returns of the evaluations, or of the last training episodes.
+        """Return the curve of a session's returns, from evaluations or from the last training episodes.
 
         evaluation: whether `eval.csv` is from separate environments. If it is not, both tables contain the
         same quantity at different frames, and the curve combines all rows.
@@ -56,11 +57,12 @@ class TimeAxes:
         return found
 
     def info(self, name: str, session: RunSession, evaluation: bool) -> Views:
-        """Return a number of the episodes of the evaluations, or of the last training episodes."""
+        """Return the curve of an info quantity, from evaluation episodes or from the last training
+        episodes."""
         return self.column(session.eval if evaluation else session.train, name)
 
     def middles(self, curves: Sequence[Views], intervals: bool = True) -> Views:
-        """Return the middle of several sessions' curves by axis; empty without a finite value."""
+        """Return the `middle` of several sessions' curves over each axis; empty if no value is finite."""
         found = {axis: middle([one[axis] for one in curves], intervals) for axis in AXES}
         return {axis: view for axis, view in found.items() if view is not None}
 
@@ -75,8 +77,8 @@ class TimeAxes:
 
 
 def split(curve: Views, frame: float) -> tuple[Views, Views]:
-    """Split a session's curve into the part up to `frame`, and the rest, which begins with the last point of
-    it."""
+    """Split a session's curve into the part up to `frame` and the rest. The rest begins with the last point
+    of the first part."""
     count = int((curve["frame"].x <= frame).sum())
     past = {axis: View(one.x[:count], one.y[:count]) for axis, one in curve.items()}
     start = max(count - 1, 0)
@@ -85,11 +87,11 @@ def split(curve: Views, frame: float) -> tuple[Views, Views]:
 
 def middle(curves: Sequence[View], intervals: bool = True) -> View | None:
     """Return the statistic over `curves` at each point, with its interval unless `intervals` is False; None
-    without a finite value.
+    if no value is finite.
 
     Each curve is interpolated between its rows. The result begins where half of the curves have begun and
-    ends where half of them have ended: the middle of the few that start first or last longest says nothing
-    about the others.
+    ends where half of them have ended, because the statistic of the few curves that begin first or end last
+    says nothing about the others.
     """
     usable = [View(one.x[there], one.y[there]) for one in curves if (there := np.isfinite(one.y)).any()]
     if not usable:

@@ -17,20 +17,22 @@ from labrl.run.folder import is_experiment
 from labrl.run.run import Run
 
 NOT_PLANNED = (
-    "These seeds were not planned in stages, so the error is not limited to 5 %: whoever looks at returns "
-    "before adding seeds finds differences that do not exist. To plan stages: labrl -m <groups> seed=auto"
+    "These seeds were not planned in stages, so the error is not limited to 5 %: looking at the returns "
+    "before adding seeds produces differences that do not exist. To plan stages: labrl -m <groups> seed=auto"
 )
-"""Limitation of a comparison of runs that `seed=auto` has not planned."""
+"""Limitation of a comparison of runs whose seeds were not planned with `seed=auto`."""
 
 
 def stages_of(experiment: Experiment | None) -> Stages | None:
-    """Return the stages in which the seeds of an experiment were planned, if they were."""
+    """Return the stages in which the seeds of an experiment were planned; None if they were not planned in
+    stages."""
     recorded = experiment.info.get("stages") if experiment else None
     return Stages(**recorded) if recorded else None
 
 
 def planned_stages(runs: Sequence[Run]) -> Stages | None:
-    """Return the stages in which `runs` were planned; None unless they are all those of one experiment."""
+    """Return the stages in which the seeds of `runs` were planned; None unless `runs` are all runs of one
+    experiment that was planned in stages."""
     folders = {run.path.parent for run in runs}
     if len(folders) != 1 or not is_experiment(folder := folders.pop()):
         return None
@@ -39,11 +41,12 @@ def planned_stages(runs: Sequence[Run]) -> Stages | None:
 
 
 def compare_entries(entries: Sequence[Mapping[str, Any]], stages: Stages) -> dict[str, Any]:
-    """Compare groups of one environment, given their statistics, by AdaStop.
+    """Compare the groups of one environment by AdaStop. entries: statistics of each group.
 
-    Returns `size`, `most`, `alpha`; `pairs` (`x`, `y`, the `better` one or None, `seeds` of each);
-    `next_stage`, the seeds that each group of an undecided pair needs in all; `more`, those that it does not
-    have yet; and the expected `frames` and `seconds` of training of these, after the sessions of its group.
+    Returns `size`, `most`, `alpha`; `pairs` (groups `x` and `y`, the `better` group or None, and `seeds`, the
+    number of seeds of each group); `next_stage`: the total number of seeds that each group of an undecided
+    pair needs; `more`: how many of these seeds the group still lacks; `frames` and `seconds`: the expected
+    training cost of the missing seeds, estimated from the group's sessions so far.
     """
     returns = {entry["name"]: values_of(entry, "final_return") for entry in entries}
     found = compare(returns, stages)
@@ -70,8 +73,8 @@ def compare_entries(entries: Sequence[Mapping[str, Any]], stages: Stages) -> dic
 
 
 def best_of(found: Mapping[str, Any]) -> str | None:
-    """Return the group that is better than each other one; None if there is none. found: see
-    `compare_entries`."""
+    """Return the name of the group that is better than every other group; None if there is no such group.
+    found: result of `compare_entries`."""
     pairs = found["pairs"]
     names = {name for pair in pairs for name in (pair["x"], pair["y"])}
     wins = [pair["better"] for pair in pairs]
@@ -79,14 +82,15 @@ def best_of(found: Mapping[str, Any]) -> str | None:
 
 
 def pair_text(pair: Mapping[str, Any], most: int) -> str:
-    """Return what is known about a pair, such as `ppo is better`."""
+    """Return the decision about a pair as text, such as `ppo is better`."""
     if pair["better"]:
         return f"{pair['better']} is better"
     return "no difference found" if pair["seeds"] >= most else "undecided"
 
 
 def next_text(found: Mapping[str, Any]) -> str:
-    """Return the seeds and the cost of the next stage, if any. found: see `compare_entries`."""
+    """Return a text on the seeds and the cost of the next stage, if there is one. found: result of
+    `compare_entries`."""
     if not found["next_stage"]:
         return "no further seeds are needed"
     seeds, trials = found["more"], sum(found["more"].values())
@@ -96,7 +100,8 @@ def next_text(found: Mapping[str, Any]) -> str:
 
 
 def lines(env: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the state of each pair of an environment, and the next stage. found: see `compare_entries`."""
+    """Yield lines on the state of each pair of groups in an environment, and on the next stage. found: result
+    of `compare_entries`."""
     size, alpha = found["size"], 100 * found["alpha"]
     yield f"{env}, final returns in stages of {size} seeds (AdaStop, family-wise error at most {alpha:g} %):"
     for pair in found["pairs"]:
