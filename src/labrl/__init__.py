@@ -51,9 +51,9 @@ def __getattr__(name: str) -> object:
 
 
 def _concise(function: F) -> F:
-    """Let a LabrlError leave `function` as one exception, without what it was caught from and labrl's frames.
+    """Wrap `function` so that it raises a LabrlError as a single exception, without cause and labrl's frames.
 
-    Both stay if the user's own code failed, and if HYDRA_FULL_ERROR=1.
+    The cause and the frames are kept if the user's own code failed, and if HYDRA_FULL_ERROR=1.
     """
 
     @functools.wraps(function)
@@ -135,13 +135,13 @@ def load(
         action = policy.act(observation, greedy=True)
         policy.evaluate(episodes=10).return_mean
 
-    run: a run folder, which may have been moved, `latest`, or a folder of `labrl-export --card`; session:
-    number of the session, None for the one with the highest evaluation score; checkpoint: best, latest or a
+    run: a run folder (which may have been moved), `latest`, or a folder from `labrl-export --card`; session:
+    index of the session, None for the one with the highest evaluation score; checkpoint: best, latest or a
     frame; trust: whether to import whatever the run names, even if someone else has written its folder. Your
     own networks and environments must be importable, or defined in the script or notebook. Raises
     `labrl.errors.InputError` if there is no such run, session or checkpoint, if the checkpoint does not fit
-    the configuration, and without `trust` if the run of someone else names
-    code that is not part of labrl.
+    the configuration, or if someone else has written the run folder, it names code that is not part of labrl,
+    and `trust` is False.
     """
     from labrl.processes.startup import let_threads_sleep, name_user_and_home
 
@@ -158,13 +158,14 @@ def load(
 def runs(
     places: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "runs", *filters: str
 ) -> list[Run]:
-    """Return the runs in one or several folders, the oldest first, with their records.
+    """Return the runs in one or several folders, oldest first, with their records.
 
         for run in labrl.runs("runs", "env=pong", "status=finished"):
             print(run.name, run.config["agent"]["lr"], run.table("eval"))
 
-    places: a run folder, a folder that contains runs, a glob, or several of these; filters: as for
-    `labrl-runs`. Raises `labrl.errors.InputError` if there is no run, or if a filter cannot match any.
+    places: a run folder, a folder that contains runs, a glob, or a list of such places; filters: conditions
+    as for `labrl-runs`. Raises `labrl.errors.InputError` if there is no run, or if a filter cannot match any
+    run.
     """
     from pathlib import Path
 

@@ -1,8 +1,8 @@
 """The commands `labrl` and `labrl-*`.
 
-No other module reads the command line. Each function takes the arguments after the command, None for those of
-the process, and returns the exit code. What a command needs is imported when it runs, so that help and wrong
-arguments do not wait for it.
+No other module reads the command line. Each function takes the arguments after the name of the command (None:
+the arguments of the process) and returns the exit code. The modules that a command needs are imported when it
+runs, so that printing help and refusing wrong arguments take no time for imports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `labrl`: a trial, or an experiment of several trials (-m), whose largest exit code is returned."""
+    """Run `labrl`: a trial, or an experiment of several trials (-m). Return the largest exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if "--version" in arguments:
         return _ended("labrl", _print_version)
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compose(planned: Composition) -> Job:
-    """Let Hydra compose, which calls a `Job` for a run or a sweeper for an experiment. Return the job.
+    """Have Hydra compose a configuration and call the `Job` of a run or the sweeper of an experiment.
 
-    Raises LabrlError if composing fails.
+    Returns the job. Raises LabrlError if composing fails.
     """
     import hydra
 
@@ -83,7 +83,7 @@ def compose(planned: Composition) -> Job:
 def sweep(
     overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, raise_on_failure: bool
 ) -> SweepResult:
-    """Run an experiment for `labrl.sweep`, which describes arguments and errors."""
+    """Run an experiment for `labrl.sweep`, which documents the arguments and errors."""
     from labrl.experiment.command import begin_sweep, result_of_sweep
 
     with steady_output():
@@ -92,8 +92,8 @@ def sweep(
 
 
 def list_envs(argv: Sequence[str] | None = None) -> int:
-    """Run `labrl-envs [part of a name]`: list environments with name, kind and id."""
-    about = "List the environments for labrl env=<name>, with their kind and id."
+    """Run `labrl-envs [part of a name]`: list the environments with their names, kinds and ids."""
+    about = "List the environments for labrl env=<name>, with their kinds and ids."
     parser = ArgumentParser(prog="labrl-envs", description=about)
     part = "list only names that contain this text, such as pinball"
     parser.add_argument("part", nargs="?", default="", help=part)
@@ -108,15 +108,15 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
 
 
 def send_to_wandb(argv: Sequence[str] | None = None) -> int:
-    """Run `labrl-wandb <run folders>`: upload what is missing on Weights & Biases; 1 if some of it fails."""
+    """Run `labrl-wandb <run folders>`: upload data that Weights & Biases lacks. Return 1 if this fails."""
     about = (
         "Upload finished runs to Weights & Biases, for example after a network failure. Only missing data "
     )
     parser = ArgumentParser(prog="labrl-wandb", description=f"{about}is uploaded.")
     parser.add_argument("folders", nargs="+", help="run folders, or latest")
-    parser.add_argument("--project", help="project to upload to; by default the one of the run")
-    parser.add_argument("--entity", help="user or team to upload to; by default the one of the run")
-    wait = "longest time for the uploads of each run, in seconds (default: 3600)"
+    parser.add_argument("--project", help="project to upload to; by default the run's project")
+    parser.add_argument("--entity", help="user or team to upload to; by default the run's user or team")
+    wait = "maximum time for the uploads of each run, in seconds (default: 3600)"
     parser.add_argument("--wait", type=float, default=3600.0, help=wait)
 
     def command(args: Namespace) -> int:
@@ -131,20 +131,20 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
-    """Run `labrl-runs [filters]`: print the run folders as a table, the newest first; 1 if none matches."""
+    """Run `labrl-runs [filters]`: print a table of run folders, newest first. Return 1 if none matches."""
     parser = ArgumentParser(
         prog="labrl-runs",
-        description="List run folders, the newest first. An experiment takes one line, and one more for each "
-        "group if its trials differ in more than the seed. For a search, the return is that of its best "
+        description="List run folders, newest first. An experiment has one line, plus one line for each "
+        "group if its trials differ in more than the seed. The return of a search is the return of its best "
         "configuration on fresh seeds.",
     )
-    filters = "condition such as status=finished, env=pong, agent='*dqn' or agent.lr=1e-4, or text in the "
-    filters += "name of the folder; several filters must all match"
+    filters = "condition such as status=finished, env=pong, agent='*dqn' or agent.lr=1e-4, or a part of the "
+    filters += "folder's name; a run must match all filters"
     parser.add_argument("filters", nargs="*", metavar="filter", help=filters)
     parser.add_argument("--root", type=Path, default=Path("runs"), help="folder to look in (default: runs)")
     parser.add_argument("--json", action="store_true", help="print all records of the runs as JSON")
-    signs = "print the known signs of failing to learn in the rows of the runs in this folder, what they "
-    signs += "usually mean, and overrides to try"
+    signs = "look for known signs of failure to learn in the rows of the runs in this folder, and print them "
+    signs += "with what they usually mean and overrides to try"
     parser.add_argument("--diagnose", type=Path, metavar="FOLDER", help=signs)
 
     def command(args: Namespace) -> int:
@@ -172,8 +172,9 @@ def replay(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(
         prog="labrl-replay",
         description="Play a recorded episode again, check that it is identical, and write a video of it.",
-        epilog="A run records its best and its latest episode: of training or, with meta.rigorous_eval, "
-        "of evaluation. meta.record_episodes=each adds one of every evaluation, episode=<frame>.",
+        epilog="A run records its best and its latest training episode or, with meta.rigorous_eval, its best "
+        "and its latest evaluation episode. meta.record_episodes=each also records one episode of every "
+        "evaluation, to be selected by episode=<frame>.",
     )
     parser.add_argument("run", help="run folder, or latest")
     keys = "episode=best, episode=last or episode=<frame>; session=<number>; render=human opens a window"
@@ -201,18 +202,19 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         "the policy.",
     )
     parser.add_argument("run", help="run folder, or latest")
-    form = "an ONNX model (default), or a program of torch.export"
+    form = "format of the file: an ONNX model (default), or a torch.export program"
     parser.add_argument("--format", metavar="onnx|torch", help=form)
-    session = "number of the session; by default the best one"
+    session = "index of the session; by default the best session"
     parser.add_argument("--session", type=int, metavar="N", help=session)
     _add_trust(parser)
     parser.add_argument("--checkpoint", default="best", metavar="best|latest|FRAME", help="(default: best)")
     head = parser.add_mutually_exclusive_group()
     head.add_argument("--greedy", action="store_true", help="export greedy actions (default)")
     head.add_argument("--sampled", action="store_true", help="export actions sampled from the policy")
-    out = "file to write; by default one in exports/ of the run folder"
+    out = "file to write; by default a file in exports/ in the run folder"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    card = "write a folder for the Hugging Face hub instead: the weights, and a page with curve and table"
+    card = "write a folder for the Hugging Face Hub instead, with the weights and a page that shows the "
+    card += "learning curve and a table"
     parser.add_argument("--card", type=Path, metavar="FOLDER", help=card)
     licence = "license of a card's weights, such as mit (default: other)"
     parser.add_argument("--license", metavar="NAME", help=licence)
@@ -248,27 +250,27 @@ def report(argv: Sequence[str] | None = None) -> int:
     )
     places = "run or experiment folders, globs, or latest"
     parser.add_argument("places", nargs="+", metavar="folder", help=places)
-    out = "folder to write to; by default the folder itself, or for several ./comparison, or ./paper"
+    out = "folder to write to; by default the given folder, ./comparison if several are given, or ./paper "
+    out += "for the tables and figures of a paper"
     parser.add_argument("--out", metavar="DIR", help=out)
-    by = "key to group by, such as agent.lr; by default a group is all runs that differ only in the seed"
+    by = "key to group by, such as agent.lr; by default, runs that differ only in the seed form a group"
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
-    form = (
-        "md, csv or latex prints only the table; with pdf, svg or png, or options of the paper, tables and "
-    )
-    form += "figures are written to --out, such as latex,pdf"
+    form = "md, csv or latex: print only the table; pdf, svg or png, several formats such as latex,pdf, or "
+    form += "any format with options of the paper: write tables and figures to --out"
     parser.add_argument("--format", metavar="FORMAT,...", help=form)
-    stages = "print only which groups are better, tested in stages of five seeds, and how many more to run"
+    stages = "print only which groups are better, tested in stages of five seeds, and how many more seeds "
+    stages += "to run"
     parser.add_argument("--adaptive", action="store_true", help=stages)
     _add_trust(parser)
     paper = parser.add_argument_group("options of the paper, with --format")
-    name = "another name of a group; groups with one come first, in this order"
+    name = "name to show for a group; groups with such a name come first, in the order of these options"
     paper.add_argument("--name", dest="names", action="append", metavar="GROUP=NAME", help=name)
-    paper.add_argument("--title", metavar="TEXT", help="title of the figures, may be empty")
+    paper.add_argument("--title", metavar="TEXT", help="title of the figures; may be empty")
     axis = "horizontal axis of the curves (default: frame)"
     paper.add_argument("--axis", choices=("frame", "wall"), help=axis)
     size = "width of the figures, or width x height in inches (default: column)"
     paper.add_argument("--size", metavar="column|text|WxH", help=size)
-    seeds = "draw no thin line for each seed"
+    seeds = "do not draw a thin line for each seed"
     paper.add_argument("--no-seeds", dest="seeds", action="store_const", const=False, help=seeds)
 
     def command(args: Namespace) -> int:
@@ -283,14 +285,14 @@ def report(argv: Sequence[str] | None = None) -> int:
 
 
 def clean(argv: Sequence[str] | None = None) -> int:
-    """Run `labrl-clean <folders or globs...>`: list, or remove, what finished runs no longer need."""
+    """Run `labrl-clean <folders or globs...>`: list or remove files that finished runs no longer need."""
     about = (
-        "List replay buffers, checkpoints other than the newest and the best, and videos of finished runs "
+        "List the replay buffers, checkpoints (except the newest and the best) and videos of finished runs, "
     )
     about += "with their sizes. Other runs are skipped. Nothing is removed without --yes."
     parser = ArgumentParser(prog="labrl-clean", description=about)
     parser.add_argument("places", nargs="+", metavar="folder", help="runs, experiments, globs, or latest")
-    parser.add_argument("--yes", action="store_true", help="remove these files")
+    parser.add_argument("--yes", action="store_true", help="remove the listed files")
 
     def command(args: Namespace) -> int:
         from labrl.trial.clean import clean_runs
@@ -315,9 +317,9 @@ def _run(parser: ArgumentParser, argv: Sequence[str] | None, command: Callable[[
 
 
 def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> int:
-    """Run a command, and return its exit code however it ends.
+    """Run a command and return its exit code, however the command ends.
 
-    trains: whether the command does more than print, so that losing its output is not a failure.
+    trains: whether the command does more than print, so that the loss of its output is not a failure.
     """
     with steady_output() as output:
         try:
@@ -343,7 +345,7 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
 
 
 def _add_trust(parser: ArgumentParser) -> None:
-    text = "run whatever code a folder names that someone else has written"
+    text = "run any code that the folder names, even if someone else has written the folder"
     parser.add_argument("--trust", action="store_true", help=text)
 
 

@@ -17,11 +17,11 @@ class Clock:
     def __init__(
         self, max_frame: int, max_opt_step: int | None = None, max_wall: float | None = None
     ) -> None:
-        """Set the budgets of the session, None for no limit. The session ends when the first one is spent."""
+        """Set the session's budgets (None: no limit). The session ends when the first budget is spent."""
         self.max_frame, self.max_opt_step, self.max_wall = max_frame, max_opt_step, max_wall
         self.frame = 0
         self.episode = 0
-        """Number of finished whole episodes."""
+        """Number of complete episodes."""
         self.opt_step = 0
         """Number of optimizer updates."""
         self._previous_frame = 0
@@ -30,7 +30,7 @@ class Clock:
         self.finished = False
         """Whether a budget was spent at the last tick. It does not change between ticks."""
         self.ended = False
-        """Whether the session now writes what is due only because a budget is spent, after its last step."""
+        """Whether the session has taken its last step and now writes what is due only because it ends."""
 
     @property
     def wall(self) -> float:
@@ -39,17 +39,17 @@ class Clock:
         return self._wall_before + running
 
     def start(self) -> None:
-        """Start the wall time. Calling it again has no effect."""
+        """Start measuring the wall time. Calling it again has no effect."""
         if self._started is None:
             self._started = time.perf_counter()
 
     def stop(self) -> None:
-        """Stop the wall time."""
+        """Stop measuring the wall time."""
         self._wall_before = self.wall
         self._started = None
 
     def tick(self, frames: int, episodes: int = 0) -> None:
-        """Count a vector step of `frames` agent steps, in which `episodes` whole episodes ended.
+        """Count a vector step of `frames` agent steps, in which `episodes` complete episodes ended.
 
         Optimizer updates of this step must already be counted in `opt_step`.
         """
@@ -65,13 +65,13 @@ class Clock:
     def due(self, frequency: int) -> bool:
         """Return whether the last tick crossed a multiple of `frequency` frames, or the session has ended.
 
-        This is true exactly once for each multiple, for any number of frames per tick; a tick that crosses
-        several multiples counts once. Once `ended` is set, it is true for every frequency.
+        The result is true for exactly one tick per multiple, however many frames a tick has; a tick may cross
+        several multiples. Once `ended` is set, the result is true for every frequency.
         """
         return self.ended or self.frame // frequency > self._previous_frame // frequency
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and seconds as plain numbers."""
+        """Return the counts and the seconds as plain numbers."""
         return {
             "frame": self.frame,
             "previous_frame": self._previous_frame,
@@ -81,7 +81,7 @@ class Clock:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. The budgets are not part of it."""
+        """Continue from a saved state, which does not contain the budgets."""
         self.frame = int(state["previous_frame"])
         self.episode = int(state["episode"])
         self.opt_step = int(state["opt_step"])
@@ -92,13 +92,13 @@ class Clock:
 
 
 class PhaseTimers:
-    """Timers of the phases of the loop."""
+    """Timers for the phases of a session's loop."""
 
     def __init__(self) -> None:
         self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0}
         """Seconds by phase since the start of the session, including those before a resume."""
         self.now = time.perf_counter()
-        """Time at which the last phase ended, as of `time.perf_counter`."""
+        """Time at which the last phase ended, as measured by `time.perf_counter`."""
 
     def restart(self) -> None:
         """Start timing from now. The time since the last lap is not counted."""

@@ -23,7 +23,7 @@ RENAMED = {
     "labrl.agents.transforms.ClipReward": "labrl.agents.transforms.ScaleReward",
     "labrl.agents.transforms.ShiftReward": "labrl.agents.transforms.ScaleReward",
 }
-"""Targets in configurations that earlier versions recorded, and what replaces them."""
+"""Targets in configurations that earlier versions recorded, each with the target that replaces it."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Component:
         return load_target(self.target)
 
     def build(self, **runtime: Any) -> Any:
-        """Make the part.
+        """Make the part by calling the target with its settings.
 
-        runtime: arguments that are known only at run time. Raises InputError if a user's part fails. Errors
-        in labrl's parts propagate unchanged.
+        runtime: further arguments, which are known only at run time. Raises InputError if a user's part
+        fails. Errors in labrl's parts propagate unchanged.
         """
         target = self.load()
         config = [] if isinstance(self.config, dict) else [self.config]
@@ -89,7 +89,7 @@ class Component:
 
     @property
     def named(self) -> str:
-        """The key and target, the start of messages."""
+        """The key and the target, with which messages begin."""
         return f"{self.key}: {self.target}" if self.key else self.target
 
 
@@ -104,7 +104,7 @@ class TargetError(ImportError):
     """The object named by a `_target_` cannot be imported."""
 
     def __init__(self, message: str, missing: str = "", known: Iterable[str] = ()) -> None:
-        """missing: the part of the path that was not found; known: names that exist at this place."""
+        """missing: the part of the path that was not found; known: names that exist in its place."""
         super().__init__(message)
         self.missing, self.known = missing, tuple(known)
 
@@ -143,9 +143,9 @@ def load_target(path: Any) -> Any:
 
 
 def _names_in(owner: Any, last: bool) -> list[str]:
-    """Return the names that may follow in a path.
+    """Return the names that may follow `owner` in a dotted path.
 
-    last: whether the path ends with this name, which excludes modules.
+    last: whether the path ends with such a name, so that it cannot be a module.
     """
     modules = {name for name, _ in inspect.getmembers(owner, inspect.ismodule)} if last else set()
     return [name for name in dir(owner) if name not in modules]

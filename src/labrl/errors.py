@@ -54,7 +54,7 @@ def first_line(error: object) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation of labrl, wherever it came from."""
+    """Return the command that adds an extra to this installation of labrl, from the same source."""
     try:
         metadata_file = distribution("labrl").read_text
         origin = json.loads(metadata_file("direct_url.json") or "{}")
@@ -88,9 +88,10 @@ class LabrlError(Exception):
     """Exit code of a command that ends with this error."""
 
     def __init__(self, message: str, *, code: Code | None = None, key: str | None = None) -> None:
-        """message: what is wrong, with the key or file, what is allowed, and what to type; code: None for the
-        first of `codes`; key: the full configuration key (`agent.lr`), command-line argument (`+resume`,
-        `--by`) or path of the file that must be changed, None if there is no single one.
+        """message: text that says what is wrong (with the key or file), what is allowed and what to type;
+        code: kind of the error, None for the first of `codes`; key: the full configuration key (`agent.lr`),
+        command-line argument (`+resume`, `--by`) or path of the file that must be changed, None if there is
+        no single one.
         """
         super().__init__(message)
         self.message = message
@@ -100,7 +101,7 @@ class LabrlError(Exception):
 
     @property
     def mistakes(self) -> tuple[LabrlError, ...]:
-        """All mistakes, as one error each; several if several values of a configuration are wrong."""
+        """All mistakes, one error each. There are several if several values of a configuration are wrong."""
         return self._found or (self,)
 
     @classmethod
@@ -116,7 +117,8 @@ class LabrlError(Exception):
         """Return the error `<place>: <why>. <fix>`.
 
         place: a setting (`agent.lr` or `agent.lr=3`), another argument of a command, or the path of a file;
-        fix: see `sentences`; key: None for `place`, without the value if it is text.
+        fix: see `sentences`; key: key or path that must be changed; None: `place`, up to its first `=` if it
+        is a string.
         """
         own = str(place).partition("=")[0] if isinstance(place, str) else str(place)
         return cls(sentences(f"{place}: {why}", fix), code=code, key=key or own)
@@ -131,7 +133,7 @@ class LabrlError(Exception):
 class InputError(LabrlError):
     """Wrong input: an override, an option, a configuration file, or an impossible request.
 
-    It is raised before anything is started. Each class method makes the error of one kind from its data:
+    It is raised before anything is started. Each class method makes one kind of error. In their arguments,
     `why` is a clause, and `fix` is what to type, as in `sentences`.
     """
 
@@ -151,8 +153,8 @@ class InputError(LabrlError):
     ) -> Self:
         """Return the error `<key> must <allowed>, got <got>: <why>. <fix>`.
 
-        allowed: what completes "must", such as "be at least 1"; code: range, type, unknown-option or target,
-        or contradiction if other values determine what is allowed.
+        allowed: words that complete "must", such as "be at least 1"; code: range, type, unknown-option or
+        target, or contradiction if other values determine what is allowed.
         """
         match got:
             case None | bool():
@@ -178,19 +180,19 @@ class InputError(LabrlError):
 
     @classmethod
     def unsupported(cls, setting: str, why: str, fix: str = "") -> Self:
-        """Return the error for what the agent, network, buffer or environment cannot do; see `about`."""
+        """Return the error for a request that an agent or another part does not support; see `about`."""
         return cls.about(setting, why, fix, code="unsupported")
 
     @classmethod
     def not_found(cls, place: str | os.PathLike[str], why: str, fix: str = "") -> Self:
-        """Return the error for a file, folder, run, checkpoint or session that is not there; see `about`."""
+        """Return the error for a missing file, folder, run, checkpoint or session; see `about`."""
         return cls.about(place, why, fix, code="not-found")
 
     @classmethod
     def not_installed(cls, setting: str, package: str, extra: str, otherwise: str = "") -> Self:
         """Return the error `<setting> needs <package>, which is not installed. Type pip install ...`.
 
-        extra: extra of labrl that has the package; otherwise: what to type to do without it.
+        extra: extra of labrl that includes the package; otherwise: what to set to do without the package.
         """
         text = f"{setting} needs {package}, which is not installed"
         fix = f"Type {install_command(extra)}{', or set ' * bool(otherwise)}{otherwise}"

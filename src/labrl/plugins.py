@@ -55,7 +55,7 @@ class OptunaSweeper(TrialSweeper):
         }
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the search, and set the exit code of the job."""
+        """Run the search and set the job's exit code."""
         from labrl.config.validate import dataclass_of
         from labrl.experiment.search.checks import check_search
         from labrl.experiment.search.options import Settings

@@ -30,7 +30,7 @@ class _Shaped:
     horizon: Annotated[int, Ge(1)]
     """Frame from which the value is constant, >= 1."""
     warmup: Frames = 0
-    """Number of frames over which the value first increases linearly from 0 to `start`, <= horizon."""
+    """Number of frames, <= `horizon`, over which the value first changes linearly from 0 to `start`."""
 
     def __post_init__(self) -> None:
         if self.warmup > self.horizon:
@@ -93,7 +93,7 @@ class StepSchedule(_Shaped):
 
     kind: Literal["step"]
     factor: float
-    """Factor for each step."""
+    """Factor by which the value is multiplied at each step."""
     steps: Annotated[int, Ge(1)]
     """Number of steps, >= 1."""
 
@@ -145,12 +145,12 @@ class PiecewiseSchedule:
 
 @dataclass(kw_only=True, frozen=True)
 class SequenceSchedule:
-    """Other schedules, one after another: a coefficient that was changed when its run was resumed."""
+    """Schedules that hold one after another, for a coefficient that was changed when its run was resumed."""
 
     kind: Literal["sequence"]
     parts: Annotated[list[tuple[Frames, float | ShapedSchedule | PiecewiseSchedule]], MinLen(1)]
     """`[frame, schedule]` pairs with increasing frames. Each schedule holds after its frame, the first one
-    also before it. Schedules see the frames of the whole run."""
+    even before it. Each schedule counts frames from the start of the run, not from its own frame."""
 
     def __post_init__(self) -> None:
         frames = [frame for frame, _ in self.parts]
@@ -168,20 +168,21 @@ class AdaptiveRate:
     """Learning rate adapted to the divergence of the new policy from the old one (Rudin et al., 2022,
     arXiv:2109.11978, appendix; RL Games and skrl).
 
-    It is no function of the frame: the agent keeps the rate, and saves it.
+    The rate is not a function of the frame: the agent keeps and saves the current rate.
     """
 
     kind: Literal["kl"]
     rate: Annotated[float, Gt(0), "3e-4"]
-    """Rate at the first frame, > 0. A resume may change it: that is the rate from then on."""
+    """Rate at the first frame, > 0. If a resume changes this key, the new value is the rate from then on."""
     target: Annotated[float, Gt(0), "0.01"]
-    """KL divergence to keep within a factor of two, > 0, in nats."""
+    """KL divergence, > 0, in nats. The rate is adapted if the actual divergence is over twice or under half
+    this target."""
     factor: Annotated[float, Gt(1), "1.5"] = 1.5
-    """Factor of one adaptation, > 1."""
+    """Factor, > 1, by which an adaptation multiplies or divides the rate."""
     min: Annotated[float, Gt(0)] = 1e-6
     """Lowest rate, > 0."""
     max: Annotated[float, Gt(0)] = 1e-2
-    """Highest rate, > 0, to which the rate may rise at first, because a policy that is close to uniform
+    """Highest rate, > 0. The rate may rise to this limit at first, because a policy that is close to uniform
     diverges little. For images, choose at most 1e-3."""
 
     def __post_init__(self) -> None:
@@ -189,7 +190,7 @@ class AdaptiveRate:
             raise ValueError(f"must have min <= rate <= max, got {self.min:g}, {self.rate:g}, {self.max:g}")
 
     def adapted(self, rate: float, kl: float) -> float:
-        """Return the next rate: lower if the divergence exceeds twice the target, higher below half of it."""
+        """Return the next rate: lower if the divergence is over twice the target, higher if under half."""
         if kl > 2 * self.target:
             return max(rate / self.factor, self.min)
         return min(rate * self.factor, self.max) if kl < self.target / 2 else rate
@@ -199,16 +200,16 @@ Schedule = float | ShapedSchedule | PiecewiseSchedule | SequenceSchedule
 """A constant, or a function of the frame."""
 
 SHAPED = ("linear", "cosine", "exponential", "step")
-"""Kinds with a warm-up."""
+"""Kinds of schedules that may have a warm-up."""
 SHORT = ("linear", "cosine", "exponential")
-"""Kinds with a short form, `linear:<start>:<end>[:<horizon>[:<warmup>]]`."""
+"""Kinds of schedules with a short form, `linear:<start>:<end>[:<horizon>[:<warmup>]]`."""
 
 _PIECE = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\$\{[^}]*\}"
 _SHORT_FORM = re.compile(rf"({'|'.join(SHORT)})((?::(?:{_PIECE})){{2,4}})")
 
 
 def expanded(value: Any) -> Any:
-    """Expand a schedule in short form, or one without the keys that have defaults, to all its keys.
+    """Expand a schedule that is in short form, or that lacks keys with defaults, to all its keys.
 
     Other values are returned unchanged. In short form, the default horizon is the budget, `env.max_frame`.
     """
@@ -250,7 +251,7 @@ def largest(schedule: Schedule | AdaptiveRate) -> float:
 
 
 def _turning_values(schedule: Schedule | AdaptiveRate) -> list[float]:
-    """Return values that include the minimum and maximum over all frames."""
+    """Return values of a coefficient that include its minimum and its maximum over all frames."""
     if isinstance(schedule, int | float):
         return [float(schedule)]
     if isinstance(schedule, AdaptiveRate):

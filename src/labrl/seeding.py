@@ -17,7 +17,7 @@ MAX_SEED = 2**31 - 1
 
 
 def draw_seed() -> int:
-    """Draw a seed from the operating system, for a run without a seed, which must record it."""
+    """Draw a seed from the operating system, for a run without a seed. The run must record the result."""
     return secrets.randbelow(MAX_SEED)
 
 
@@ -32,19 +32,19 @@ def derived_seed(*path: int | str) -> int:
 
 
 def session_seed(seed: int, session: int) -> int:
-    """Return the seed of session number `session` in a trial with seed `seed`."""
+    """Return the seed of the session with index `session` in a trial with seed `seed`."""
     return derived_seed(seed, "session", session)
 
 
 def episode_seed(seed: int, env: int, episode: int) -> int:
-    """Return the seed of episode number `episode` in environment `env` of a session with seed `seed`."""
+    """Return the seed of the episode with index `episode` in environment `env` of a session with `seed`."""
     return derived_seed(seed, "episode", env, episode)
 
 
 class Streams:
-    """Independent generators by name. For a given seed, a name always gives the same stream.
+    """Independent random generators by name. For a given seed, a name always gives the same stream.
 
-    Adding a consumer under a new name does not change other streams.
+    Using a new name does not change the streams of other names.
     """
 
     def __init__(self, seed: int, rank: int = 0) -> None:
@@ -55,7 +55,7 @@ class Streams:
         self._torch: dict[str, torch.Generator] = {}
 
     def seed_of(self, *path: int | str) -> int:
-        """Return a seed derived from `path`, the same on all ranks."""
+        """Return a seed derived from `path`, which is the same on all ranks."""
         return derived_seed(self.seed, *path)
 
     def numpy(self, name: str) -> np.random.Generator:
@@ -83,7 +83,7 @@ class Streams:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore every saved stream in place, so that parts that hold a generator continue with it."""
+        """Restore every saved stream in place, so that parts that hold its generator continue the stream."""
         self.seed = int(state["seed"])
         for name, saved in state["numpy"].items():
             self.numpy(name).bit_generator.state = saved

@@ -1,6 +1,6 @@
 """Spaces of observations and actions, and observations with several inputs as one structured array.
 
-Environments may return possibly nested dicts or tuples of arrays. labrl converts these to a single array
+Environments may return dicts or tuples of arrays, possibly nested. labrl converts these to a single array
 [num_envs] of a structured dtype with a field for each input: `observation["camera"]` has shape
 [num_envs, *image] and the camera's own type. Code that only stores, slices, copies or compares observations
 need not distinguish the two cases. Networks use the separate fields.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from labrl.errors import InputError
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
-"""Names of the inputs of a goal environment for the goal that was achieved and the goal to pursue."""
+"""Names of two inputs of a goal environment: the goal that was achieved, and the goal to pursue."""
 
 
 class Goals(Protocol):
@@ -51,7 +51,7 @@ class Spaces:
     masked: bool = False
     """Whether the environment provides action masks."""
     goals: Goals | None = None
-    """Computes the rewards of other goals; None if there are no goals."""
+    """Object that computes rewards for other goals; None if the environment has no goals."""
 
 
 def stored_choices(space: gym.Space[Any]) -> gym.Space[Any]:
@@ -87,14 +87,14 @@ def same_actions(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
 
 
 def sees_images(space: gym.Space[Any]) -> bool:
-    """Return whether observations are pixels, or pixels are among several inputs."""
+    """Return whether observations are pixels, or have several inputs with pixels among them."""
     return (
         any(map(is_image, space.spaces.values())) if isinstance(space, gym.spaces.Dict) else is_image(space)
     )
 
 
 def several_images(space: gym.Space[Any]) -> bool:
-    """Return whether pixels are among several inputs."""
+    """Return whether observations have several inputs with pixels among them."""
     return isinstance(space, gym.spaces.Dict) and sees_images(space)
 
 
@@ -104,16 +104,16 @@ def is_image(space: gym.Space[Any]) -> bool:
 
 
 def is_vector(space: gym.Space[Any]) -> bool:
-    """Return whether observations are real numbers, which an action can be appended to."""
+    """Return whether observations are real numbers, so that an action can be appended to them."""
     return (
         isinstance(space, gym.spaces.Box) and not is_image(space) and np.issubdtype(space.dtype, np.floating)
     )
 
 
 def widths(space: gym.spaces.Box) -> NDArray:
-    """Return the distance of the bounds of each component, infinite where there is none. [*shape]
+    """Return the distance between the bounds of each component, infinite where a bound is missing. [*shape]
 
-    The largest numbers of a type do not count as bounds.
+    The largest values of a dtype do not count as bounds.
     """
     number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
     with np.errstate(over="ignore"):
@@ -126,7 +126,7 @@ def has_bounds(space: gym.spaces.Box) -> bool:
 
 
 def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
-    """Return (first value, number of values) of each choice in an observation; an empty list for numbers."""
+    """Return (first value, number of values) of each discrete component of a space; an empty list if none."""
     if isinstance(space, gym.spaces.Discrete):
         return [(int(space.start), int(space.n))]
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -135,10 +135,11 @@ def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
 
 
 def range_of(space: gym.Space[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | float:
-    """Return the range of bytes, by which networks scale them to [0, 1].
+    """Return the range of a space of bytes, with which networks scale observations to [0, 1].
 
-    This is the largest value if all ranges start at 0 and are equal, 255 for most pixels and RAM; otherwise,
-    lower bounds and widths of the shape of `space`. It is 1 for other types, which are not scaled.
+    If all components have the same range and it starts at 0, the result is the largest value (255 for most
+    pixels and RAM); otherwise, the lower bounds and the widths, two arrays with the shape of `space`. For
+    other types, which are not scaled, the result is 1.
     """
     if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
         return 1.0
@@ -173,7 +174,7 @@ def _unsupported(what: str) -> InputError:
 
 
 def array_dtype(space: gym.Space[Any]) -> np.dtype:
-    """Return the dtype of observations in a flat space; for a Dict, one with a field for each input."""
+    """Return the dtype of observations in a flat space; for a Dict, the dtype has a field for each input."""
     if not isinstance(space, gym.spaces.Dict):
         return np.dtype(space.dtype)
     return np.dtype([(name, inner.dtype, inner.shape or ()) for name, inner in space.spaces.items()])
@@ -196,7 +197,7 @@ def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
 
 
 def parts(observation: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each input of a nested observation or batch.
+    """Yield the name and the value of each input of a nested observation or batch.
 
     name: name of the observation itself, '' at the top level.
     """
@@ -220,7 +221,7 @@ def copied(observation: Any) -> Any:
 
 
 def not_finite(batch: NDArray) -> tuple[int, float] | None:
-    """Return the index of the first observation with a number that is not finite, and this number.
+    """Return the index of the first observation that contains a non-finite number, and the number.
 
     batch: [count, *obs], or [count] with a field for each input. Returns None if all numbers are finite.
     """
@@ -255,7 +256,8 @@ def example(space: gym.Space[Any]) -> NDArray:
 def _element(space: gym.Space[Any]) -> Any:
     """Return an element of a space.
 
-    For a Box it is not sampled, because that fails if the bounds are the largest numbers of the type.
+    An element of a Box is not sampled, because sampling fails if the bounds are the largest values of the
+    dtype.
     """
     if isinstance(space, gym.spaces.Box):
         return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)

@@ -18,7 +18,7 @@ States = NDArray[np.float32] | None
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A finished whole episode (all lives of a game)."""
+    """A complete episode (all lives of a game)."""
 
     env: int
     """Index of the environment."""
@@ -33,7 +33,7 @@ class Episode:
     truncated: bool
     """Whether a time limit ended the episode."""
     info: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Numbers of `env.info_keys` by name; nan if no step had one."""
+    """Values for the names in `env.info_keys`; nan if no step had a value."""
 
 
 @dataclass
@@ -41,28 +41,30 @@ class Step:
     """The result of a vector step. Arrays have `num_envs` rows and are not modified later."""
 
     observation: NDArray
-    """Observations to act on next; after an episode has ended, the first of the next. [num_envs, *obs]"""
+    """Observations to act on next; after the end of an episode, the first observation of the next episode.
+    [num_envs, *obs]"""
     next_observation: NDArray
-    """Observations after the action; at the end of an episode, the true final one. If no episode has ended,
-    this is the same array as `observation`. [num_envs, *obs]"""
+    """Observations after the action; at the end of an episode, its true final observation. If no episode has
+    ended, this is the same array as `observation`. [num_envs, *obs]"""
     reward: NDArray[np.float32]
     """Raw reward of the environment; after the transforms, the learner's reward. [num_envs]"""
     terminated: NDArray[np.bool_]
     """Whether the value of the next state is 0, because the task ended or (in training) a life was lost.
     [num_envs]"""
     truncated: NDArray[np.bool_]
-    """Whether a time limit cut the episode, so that its last state is bootstrapped. [num_envs]"""
+    """Whether a time limit cut the episode short, so that the value of its last state is bootstrapped.
+    [num_envs]"""
     episode_over: NDArray[np.bool_]
     """Whether the environment was reset; False at a lost life. [num_envs]"""
     episodes: list[Episode] = field(default_factory=list)
-    """Whole episodes that ended in this step."""
+    """Complete episodes that ended in this step."""
     mask: NDArray[np.bool_] | None = None
     """Masks of the valid actions in `observation`; None without masks. [num_envs, actions]"""
     next_mask: NDArray[np.bool_] | None = None
-    """Masks of the valid actions in `next_observation`, without meaning if the task has ended.
+    """Masks of the valid actions in `next_observation`, meaningless where the task has ended.
     [num_envs, actions]"""
     void: bool = False
-    """Whether no action was taken, because a resume cuts all episodes at `next_observation`. A replay buffer
+    """Whether no action was taken, because a resume ends all episodes at `next_observation`. A replay buffer
     ends the episodes with their last stored transitions; a rollout treats this as a step without reward."""
 
     def copied(self) -> Step:
@@ -76,7 +78,7 @@ class Step:
 
 
 def _read_only(value: Any) -> Any:
-    """Return a view of an array, or copies of episodes, that cannot be changed; anything else as it is."""
+    """Return a read-only view of an array, or read-only copies of episodes; return other values unchanged."""
     if isinstance(value, list):
         return [replace(episode, info=MappingProxyType(episode.info)) for episode in value]
     if isinstance(value, np.ndarray):

@@ -41,7 +41,7 @@ def real_number(value: Any) -> float:
 
 
 def _seed(value: Any) -> Any:
-    """Return `value`, unless it is what only a grid takes."""
+    """Return `value`. Raises for `auto`, which only a grid accepts."""
     if isinstance(value, str) and value.startswith("auto"):
         grid = "auto is for a grid of several groups, such as labrl -m agent=ppo,a2c seed=auto"
         raise PydanticCustomError("usage", f"must be a whole number ({grid})")
@@ -49,7 +49,7 @@ def _seed(value: Any) -> Any:
 
 
 def _info_keys(value: Any, parent: str = "") -> Any:
-    """Return the reduction of each entry by its dotted name. A list means `last`; groups may be nested."""
+    """Return a dict from dotted names of entries to reductions. A list means `last`; groups may be nested."""
     if isinstance(value, list) and not parent and all(isinstance(name, str) for name in value):
         return dict.fromkeys(value, "last")
     if parent and value in get_args(Reduction):
@@ -65,7 +65,7 @@ def _info_keys(value: Any, parent: str = "") -> Any:
 
 
 INFO = "info/"
-"""Start of the names of columns with numbers from `env.info_keys`."""
+"""Prefix of the names of the columns for `env.info_keys`."""
 
 
 def _is_finite_number(value: Any) -> bool:
@@ -124,7 +124,7 @@ def _frequency(value: Any) -> int | fractions.Fraction:
 
 
 class Early(NamedTuple):
-    """A frequency with further rows at the start."""
+    """A frequency of rows, with additional rows at the start of a run."""
 
     frequency: int | fractions.Fraction
 
@@ -149,7 +149,7 @@ def frames_between(frequency: int | fractions.Fraction | Early, max_frame: int) 
 
 
 Reduction = Literal["last", "sum", "mean", "min", "max"]
-"""How one number of an episode is computed from the numbers of its steps."""
+"""How an episode's value of an `env.info_keys` entry is computed from the values of its steps."""
 InfoKeys = Annotated[dict[str, Reduction], BeforeValidator(_info_keys)]
 """list of names, or one of `last`, `sum`, `mean`, `min`, `max` for each name"""
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -184,4 +184,4 @@ PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]
 Frequency = Annotated[int | fractions.Fraction, PlainValidator(_frequency)]
 """frames >= 1, or a fraction of the budget such as "1/20" """
 RowFrequency = Annotated[int | fractions.Fraction | Early, PlainValidator(_row_frequency)]
-"""frames >= 1 or a fraction of the budget such as "1/20"; after "early:" with more rows at the start"""
+"""frames >= 1 or a fraction of the budget such as "1/20"; prefix "early:" for more rows at the start"""

@@ -97,8 +97,8 @@ def prepare(
 ) -> None:
     """Register labrl's extensions of Hydra and OmegaConf, and make the user's modules importable.
 
-    multirun: whether the overrides are those of an experiment; None if that is not known. Raises InputError
-    if `config_dir` is not a folder, and as `refuse_ignored` does.
+    multirun: whether the overrides are those of an experiment; None if unknown. Raises InputError if
+    `config_dir` is not a folder, and in the cases in which `refuse_ignored` does.
     """
     from labrl.config.extensions import register
     from labrl.mistakes.arguments import refuse_ignored
@@ -123,8 +123,8 @@ def find_modules(config_dir: str | os.PathLike[str] | None) -> None:
 def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | None = None) -> str:
     """Return a text with the presets that `labrl <overrides>` composes and the keys that each sets.
 
-    The presets are in increasing priority. A value that is replaced later is followed by the final value.
-    Raises InputError as `compose` does.
+    The presets are in order of increasing priority. A value that is replaced later is followed by the final
+    value. Raises InputError as `compose` does.
     """
     from labrl.config.presets import FILE
 
@@ -147,8 +147,8 @@ def origins(
 ) -> dict[str, list[tuple[str, Any]]]:
     """Return where `labrl <overrides>` sets a key, or the keys of a group; '' stands for all keys.
 
-    For every key, the origins are in increasing priority: a file, a section of one, or an override, with the
-    value that it sets. Raises InputError as `compose` does, and for an unknown key.
+    The origins of each key are in order of increasing priority. An origin is a file, a section of a file or
+    an override, with the value that it sets. Raises InputError as `compose` does, and for an unknown key.
     """
     from labrl.mistakes.names import all_keys, unknown_key
 
@@ -179,7 +179,7 @@ def _within(key: str, whole: str) -> bool:
 def _composed_files(
     overrides: list[str], config_dir: str | os.PathLike[str] | None
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield Hydra's path, the file and the content of every configuration that is composed, in this order."""
+    """Yield Hydra's path, the file and the content of each configuration, in the order of composition."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
@@ -199,7 +199,10 @@ def _composed_files(
 
 
 def _values(node: Any, components: bool = True) -> dict[str, Any]:
-    """Return values by full key. A schedule and, if `components`, a component counts as one value."""
+    """Return the values of a configuration by full key. A schedule counts as one value.
+
+    components: whether a component also counts as one value.
+    """
     found: dict[str, Any] = {}
     for key, value in walk(node):
         is_group = isinstance(value, Mapping) and bool(value) and "kind" not in value
@@ -252,9 +255,9 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
 
 @contextmanager
 def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
-    """Context manager: let an InputError name the presets that may set its unknown keys.
+    """Context manager: add to an InputError which presets may set its unknown keys.
 
-    choices: the option of each group.
+    choices: chosen option of each group.
     """
     try:
         yield
@@ -277,11 +280,11 @@ def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_no_search(space: Mapping[str, Any] | None) -> None:
-    """Raise InputError if a trial that belongs to no search has a space to search in."""
+    """Raise InputError if a trial that is not part of a search has a search space."""
     if space:
         raise InputError.usage(
             "search=<space>",
-            "this is not a search, which needs its sweeper",
+            "this is not a search, because the sweeper for searches is not set",
             "Type labrl -m hydra/sweeper=optuna search=<space> ..., or set search=none",
         )
 
@@ -289,7 +292,7 @@ def check_no_search(space: Mapping[str, Any] | None) -> None:
 def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:
     """Return `cfg` as typed dataclasses, after all checks that need no environment.
 
-    This imports the modules of all components, and so PyTorch. plain: result of `to_plain(cfg)`, if known.
+    This imports the modules of all components, and thus PyTorch. plain: result of `to_plain(cfg)`, if known.
     Raises InputError with a mistake for every wrong key.
     """
     from labrl.config.schema import TrialConfig

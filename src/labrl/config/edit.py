@@ -1,4 +1,4 @@
-"""Edit a recorded configuration with overrides, without composing again what was composed then."""
+"""Edit a recorded configuration with overrides, without composing its other values again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labrl.config.keys import ABSENT, changes, has_kind, is_hydras, key_of
 from labrl.errors import LabrlError
 
 _NAME = "labrl_recorded"
-"""Name of the recorded configuration among those of Hydra."""
+"""Name by which Hydra finds the recorded configuration."""
 
 
 def edit(
@@ -25,14 +25,15 @@ def edit(
     recorded: Sequence[str] = (),
     config_dir: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Return a recorded configuration after overrides; all other values stay as they were recorded.
+    """Return a recorded configuration with overrides applied; all other values stay as they were recorded.
 
-    An override of a key sets its value. One that chooses an option of a group, such as wandb=online, changes
-    the keys that this choice changes now, and no others: values that follow an edited key stay, too.
+    An override of a key sets its value. An override that chooses an option of a group, such as wandb=online,
+    changes only the keys whose composed values differ because of this choice. Values that were interpolated
+    from an edited key stay as they were recorded.
 
-    plain: the resolved configuration; edits: as on the command line; recorded: the overrides that have
-    composed it, for the options of the other groups; config_dir: the folder with the user's own groups.
-    Raises InputError as `compose` does, for keys that the recorded configuration does not have, too.
+    plain: the resolved configuration; edits: overrides, as on the command line; recorded: overrides from
+    which `plain` was composed, for the options of the other groups; config_dir: folder with the user's own
+    groups. Raises InputError as `compose` does, and for keys that the recorded configuration does not have.
     """
     own = [one for one in edits if not is_hydras(one)]
     before = [one for one in recorded if _is_group(one, config_dir)]
@@ -57,9 +58,9 @@ def _is_group(override: str, config_dir: str | os.PathLike[str] | None) -> bool:
 
 
 def _apply(edited: dict[Any, Any], then: Any, now: Any) -> None:
-    """Change in `edited` the keys that differ between two composed configurations.
+    """Apply the differences between two composed configurations, `then` and `now`, to `edited`.
 
-    A schedule changes as a whole, so that the keys of two kinds are not mixed.
+    A schedule is replaced as a whole, so that the keys of two kinds are not mixed.
     """
     for name in {**then, **now}:
         old, new = then.get(name, ABSENT), now.get(name, ABSENT)
@@ -98,7 +99,7 @@ def compose_recorded(
 ) -> DictConfig:
     """Return the configuration `plain` with the node `hydra`, which names the folder of a new run.
 
-    node: keys below `hydra` that labrl sets; overrides: those for Hydra. Raises the errors of Hydra.
+    node: keys below `hydra` that labrl sets; overrides: overrides for Hydra. Raises Hydra's errors.
     """
     import hydra
 
@@ -127,7 +128,7 @@ def run_recorded(
 
 
 def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig:
-    """Return a configuration with what labrl's `config.yaml` says about Hydra, and with `node`."""
+    """Return a configuration with the settings of Hydra from labrl's `config.yaml` and from `node`."""
     from labrl.config.presets import read  # imports Hydra
 
     main = read(config_folder() / "config.yaml")
@@ -138,7 +139,7 @@ def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig
 
 @contextmanager
 def _stored(cfg: DictConfig, config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager: let Hydra, which is initialized, compose `cfg` by the name `_NAME`."""
+    """Context manager: initialize Hydra, and store `cfg` so that Hydra can compose it by the name `_NAME`."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(_NAME, cfg)

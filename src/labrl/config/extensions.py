@@ -63,7 +63,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
             raise wrong_file(path, error) from error  # includes the line number
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
-        """Return the options of a group, with the games in `env`."""
+        """Return the options of a group; those of `env` include the games."""
         options = super().list(config_path, results_filter)
         own = Path(self.path) == config_folder() and config_path.strip("/") == "env"
         return [*options, *games()] if own and results_filter is not ObjectType.GROUP else options
@@ -73,7 +73,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return config_path if is_labrls else config_path.replace(f"preset/{OWN}", "preset/")
 
     def _made(self, config_path: str) -> dict[str, Any] | None:
-        """Return the content of a configuration that is not a file of its own; None if there is none."""
+        """Return the content of a configuration without a file of its own; None if there is no such one."""
         group, _, name = config_path.partition("/")
         folder = Path(self.path)
         is_env = folder == config_folder() and is_labrls("env", name)
@@ -89,9 +89,9 @@ class FileConfigSource(file_config_source.FileConfigSource):
 
 @contextmanager
 def kinds_replace() -> Iterator[None]:
-    """Context manager: let a group of keys with a `kind` replace an earlier one instead of merging.
+    """Context manager: make a group of keys with a `kind` replace an earlier group instead of being merged.
 
-    OmegaConf would merge the two and mix the keys of different schedules. Likewise, a transform, callback or
+    OmegaConf would merge both and mix the keys of different schedules. Likewise, a transform, callback or
     optimizer with another `_target_` replaces the earlier one. Schedules in short form are expanded at once,
     so that `agent.lr.start=1e-3` can follow `agent.lr=linear:3e-4:0`, and `start_from=<run folder>` sets
     `start_from.run`. Hydra has no hook for merging, so this patches two methods of OmegaConf that all
@@ -153,21 +153,21 @@ def whole(number: Any, otherwise: Any) -> Any:
 
 
 def trials_at_once(num_gpus: Any, trials_per_job: Any) -> int:
-    """Return how many trials a cluster job runs at the same time: those that share its GPU, else one."""
+    """Return how many trials a cluster job runs at the same time: as many as share its GPU, otherwise 1."""
     shares = isinstance(num_gpus, float) and 0 < num_gpus < 1 and isinstance(trials_per_job, int)
     return max(1, min(trials_per_job, int(1 / num_gpus + 1e-9))) if shares else 1
 
 
 def job_cores(num_cpus: Any, sessions: Any, num_gpus: Any, trials_per_job: Any) -> Any:
-    """Return the cores of a cluster job: those of each trial times the trials at the same time."""
+    """Return a cluster job's number of cores: that of a trial times the number of simultaneous trials."""
     cores = whole(num_cpus, sessions)
     return cores * trials_at_once(num_gpus, trials_per_job) if isinstance(cores, int) else cores
 
 
 def horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:
-    """Return the steps per environment of a rollout of whole minibatches and at most `frames` frames.
+    """Return the number of steps per environment of a rollout with at most `frames` frames.
 
-    The rollout has at least one minibatch.
+    The rollout consists of complete minibatches, at least one.
     """
     if not all(isinstance(number, int) and number > 0 for number in (num_envs, batch_size)):
         return frames  # validation will refuse num_envs or batch_size
@@ -176,14 +176,17 @@ def horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:
 
 
 def budget(share: Any, _root_: DictConfig) -> Any:
-    """Return a share of the frames of a session, such as 0.1, for the horizon of a schedule."""
+    """Return the number of frames that are a share, such as 0.1, of a session, for a schedule's horizon."""
     frames = _root_.env.max_frame
     numbers = all(isinstance(number, int | float) for number in (share, frames))
     return max(round(share * frames), 1) if numbers else frames  # validation will refuse max_frame
 
 
 def dev_frames(agent: Mapping[str, Any], num_envs: Any) -> int:
-    """Return the frames before learning starts, and then of two rollouts or 64 steps of each environment."""
+    """Return the number of frames before learning starts, plus the frames of two further rollouts.
+
+    Rollouts that are short, or that an agent does not have, count as 32 steps of each environment.
+    """
     starts = ("learning_starts", "batch_size") if "learning_starts" in agent else ()
     numbers: list[Any] = [agent.get("horizon") or 0, num_envs, *(agent.get(name) for name in starts)]
     if not all(isinstance(number, int | float) for number in numbers):

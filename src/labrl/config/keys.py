@@ -13,7 +13,7 @@ from labrl.config.traits import Traits, annotation, dataclasses_in, hints
 from labrl.schedules import expanded, short_form
 
 RECORDED = "auto:"
-"""Prefix of the recorded choice of presets, from before agents of the user inherited presets."""
+"""Prefix of the choice of presets that runs recorded before users' agents inherited presets."""
 
 
 def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -39,18 +39,18 @@ NEW: dict[str, Any] = {
     "shift": 0.0,
     "wrappers": [],
 }
-"""Options that earlier versions did not record, with the values that those runs had."""
+"""Options that earlier versions did not record, with the values that their runs had."""
 
 RATE = "agent.lr.rate"
-"""Key of an adapted learning rate, which is state: a new value holds from the frame of a resume on."""
+"""Key of an adapted learning rate. The rate is part of the state, so a new value holds after a resume."""
 
 OF_COMPONENTS = {RATE: Traits(resume=True), "env.restarts": Traits(resume=True, same_group=True, score=False)}
-"""Traits of keys below a component, whose class a key alone does not tell."""
+"""Traits of keys below a component, because the key alone does not tell the component's class."""
 
 
 @cache
 def traits(key: str) -> Traits:
-    """Return the traits of a full key of a trial's configuration, which it may inherit from a key above."""
+    """Return the traits of a full key of a trial's configuration. It may inherit them from a key above it."""
     # Imported late, because the command line shows help without importing pydantic.
     from labrl.config.schema import TrialConfig
 
@@ -64,7 +64,7 @@ def traits(key: str) -> Traits:
 
 
 def has_kind(node: Any) -> bool:
-    """Return whether a node is a group of keys with a `kind`, such as a schedule, which is one value."""
+    """Return whether a node is a group of keys with a `kind`, such as a schedule. It counts as one value."""
     return isinstance(node, Mapping) and "kind" in node and "_target_" not in node  # a component's own key
 
 
@@ -89,12 +89,12 @@ class Change:
 
     @property
     def is_new(self) -> bool:
-        """Whether the old configuration is from before the key existed, and the new one changes nothing."""
+        """Whether the old configuration was recorded before the key existed, and the new value is neutral."""
         name = self.key.rpartition(".")[2]
         return self.old is ABSENT and name in NEW and self.new == NEW[name]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the key, and its values as `then` and `now` if they are not ABSENT."""
+        """Return a dict with `key` and with its values `then` and `now`, without values that are ABSENT."""
         values = {"then": self.old, "now": self.new}
         return {"key": self.key, **{name: value for name, value in values.items() if value is not ABSENT}}
 
@@ -148,7 +148,7 @@ def is_hydras(override: str) -> bool:
 
 
 def split_override(override: str) -> tuple[str, str]:
-    """Return key and value of an override, without a leading `+` or `~`."""
+    """Return the key and the value of an override, without a leading `+` or `~`."""
     key, _, value = override.lstrip("+~").partition("=")
     return key, value
 
@@ -172,7 +172,7 @@ def unescaped(override: str) -> str:
 
 
 def written(value: Any, short: bool = True) -> str:
-    """Return a value in the syntax of overrides; `-` for ABSENT. short: use the short form of schedules."""
+    """Return a value in the syntax of overrides; `-` for ABSENT. short: whether to shorten schedules."""
     if value is ABSENT:
         return "-"
     if value is None or isinstance(value, bool):

@@ -24,13 +24,13 @@ from labrl.envs.games import games
 from labrl.errors import InputError
 
 FILE = "file:"
-"""Prefix of the name of the configuration with the keys of an agent's file."""
+"""Prefix of the name of a configuration that contains the keys of an agent's file."""
 OWN = "+"
-"""Prefix of the name of a user's preset that labrl has, too, and that applies after it."""
+"""Prefix of the name of a user's preset that applies after labrl's preset of the same name."""
 
 
 def choices_of(hydra: Any) -> dict[str, str]:
-    """Return the chosen option of each group from the node `hydra`, without Hydra's groups."""
+    """Return the chosen option of each group as recorded in the node `hydra`, without Hydra's own groups."""
     options = hydra.runtime.choices.items()
     # preset@_global_ is a preset that another one extends.
     others = ("hydra/", "preset@")
@@ -54,7 +54,7 @@ def read(file: Path) -> Any:
 
 
 def _read(file: Path) -> tuple[Any, bool]:
-    """Return the content of a YAML file, and whether it has a header for Hydra, as files of one preset do."""
+    """Return the content of a YAML file, and whether the file has a header for Hydra and so is one preset."""
     try:
         return _parsed(file, file.stat().st_mtime_ns)
     except FileNotFoundError:
@@ -75,10 +75,10 @@ def wrong_file(file: Path, why: object) -> InputError:
 
 
 def sections(folder: Path, env: str) -> dict[str, dict[str, Any]]:
-    """Return the sections of `preset/<env>.yaml` in a folder by title.
+    """Return the sections of `preset/<env>.yaml` in `folder`, by title.
 
-    Empty if the file is missing or a single preset. Raises InputError for a section that has no keys, or that
-    is for an agent that does not exist.
+    The result is empty if the file is missing or is a single preset. Raises InputError for a section that has
+    no keys or is for an agent that does not exist.
     """
     file = file_of(folder, "preset", env)
     content, single = _read(file)
@@ -94,7 +94,7 @@ def sections(folder: Path, env: str) -> dict[str, dict[str, Any]]:
 
 
 def section(folder: Path, name: str) -> tuple[Path, str, dict[str, Any]] | None:
-    """Return file, title and content of the preset `name`, if it is a section of a file in `folder`.
+    """Return the file, title and content of the preset `name`, if it is a section of a file in `folder`.
 
     For example, ppo_cartpole is the section `ppo` of preset/cartpole.yaml, and dqn_replace_cartpole its
     section `dqn agent/target=replace`.
@@ -108,7 +108,7 @@ def section(folder: Path, name: str) -> tuple[Path, str, dict[str, Any]] | None:
 
 
 def origin_of(folder: Path, path: str) -> str:
-    """Return the file of the configuration at Hydra's `path`, followed by the title if it is a section."""
+    """Return the file of the configuration at Hydra's `path`; for a section, also the section's title."""
     group, _, name = path.replace(f"/{OWN}", "/").partition("/")
     if group == "env" and not (folder / f"{path}.yaml").is_file():
         return f"env={name}"
@@ -156,7 +156,7 @@ def generated(path: str) -> dict[str, Any] | None:
 
 
 def _existing(owners: Sequence[str], envs: Sequence[str]) -> list[str]:
-    """Return the names of the presets of `owners` in `envs` that exist, those of labrl before the user's."""
+    """Return the names of the existing presets of `owners` in `envs`, labrl's presets before the user's."""
     names: list[str] = []
     for name in (f"{owner}_{env}" for owner in owners for env in envs):
         found = [one for one in _folders() if _is_file(one, name) or section(one, name)]
@@ -165,10 +165,10 @@ def _existing(owners: Sequence[str], envs: Sequence[str]) -> list[str]:
 
 
 def ancestors(group: str, option: str, by_class: bool = True) -> list[str]:
-    """Return the agents or environments that `option` extends, the most general first, followed by itself.
+    """Return the agents or environments that `option` extends, the most general first, then `option` itself.
 
-    These are the ones in the defaults list of its file. If there is none, an agent of the user extends the
-    agent of labrl from whose class its own is derived, unless `by_class` is False.
+    An option extends those in the defaults list of its file. A user's agent without such a list extends
+    labrl's agent from whose class its own class is derived, unless `by_class` is False.
     """
     content = _content(group, option)
     entries = (one for one in content.get("defaults") or () if isinstance(one, str) and one != "_self_")
@@ -186,7 +186,7 @@ def is_labrls(group: str, option: str) -> bool:
 
 
 def _by_class(target: str) -> list[str]:
-    """Return the agent of labrl whose class is `target`, or from whose class it is derived, if any."""
+    """Return labrl's agent whose class is `target` or the nearest base class of `target`, if any."""
     files = sorted((config_folder() / "agent").glob("*.yaml"))
     agents = {read(file).get("_target_"): file.stem for file in files}
     if target in agents:
@@ -215,9 +215,9 @@ def _is_file(folder: Path, name: str) -> bool:
 
 
 def _parts(agent: str, envs: Sequence[str]) -> list[str]:
-    """Return the groups below `agent` on whose options the presets depend.
+    """Return the groups below `agent` whose options determine which presets apply.
 
-    Files of the user that are single presets may depend on all of them.
+    If the user has files that are single presets, these may depend on any group.
     """
     agents = ancestors("agent", agent, by_class=False)
     entries = [entry for one in agents for entry in _content("agent", one).get("defaults") or ()]

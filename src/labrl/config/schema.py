@@ -32,24 +32,24 @@ from labrl.types import (
 class MetaConfig:
     """Options that control how a trial is run, as opposed to what is learned.
 
-    Exceptions: `precision`, `compile` and `kernels` change last digits, `distributed` and `async_unroll`
-    change which weights act, and `episode_window` changes the meaning of some columns.
+    Exceptions: `precision`, `compile` and `kernels` change the last digits of results, `distributed` and
+    `async_unroll` change which weights act, and `episode_window` changes the meaning of some columns.
     """
 
     distributed: Literal[False, "shared", "synced"]
-    """Whether all sessions train the same weights without a lock (Hogwild). shared: all update the same
-    memory; synced: each updates a copy and exchanges its changes after each update; false: each session has
-    its own weights."""
+    """Whether all sessions train the same weights without a lock (Hogwild). shared: all sessions update the
+    same memory; synced: each session updates a copy and exchanges its changes after each update; false: each
+    session has its own weights."""
     async_unroll: AsyncUnrollConfig | None
-    """Acting in a separate process ahead of the learner, for agents with a replay buffer; runs are then not
-    reproducible. null: the session acts itself."""
+    """Options for acting in a separate process, ahead of the learner, with agents that have a replay buffer;
+    such runs are not reproducible. null: the session acts itself."""
     rigorous_eval: Scores[NonNegativeInt | None]
     """Number of separate evaluation environments, >= 0; null or 0: scores come from the training episodes."""
     eval_episodes: Scores[PositiveInt]
-    """Episodes that each evaluation environment plays per evaluation, >= 1."""
+    """Number of episodes that each evaluation environment plays per evaluation, >= 1."""
     eval_greedy: Scores[bool]
-    """Whether evaluation uses greedy actions; false: a stochastic policy is sampled, and agents that act by
-    values are greedy in either case."""
+    """Whether evaluation uses greedy actions; false: actions are sampled from a stochastic policy. Agents
+    that act by values are greedy in either case."""
     eval_epsilon: Scores[Probability]
     """Probability of a random action in each evaluation step, in [0, 1], for any agent."""
     async_eval: Annotated[bool, Traits(resume=True, same_group=True)]
@@ -60,23 +60,24 @@ class MetaConfig:
     log_frequency: Continues[RowFrequency]
     """Frames between training checkpoints, >= 1; or a fraction of `env.max_frame`.
 
-    `early:10000`: a checkpoint every 10,000 frames, and further rows at the start, each after at most an
-    eighth of the frames so far, so that every run has at least ten. With several ranks there are no early
-    rows.
+    `early:10000`: a checkpoint every 10,000 frames, and additional rows at the start. The gap before each
+    early row is at most an eighth of the frames so far, so every run has at least ten rows. With several
+    ranks, there are no early rows.
     """
     max_opt_step: Scores[PositiveInt | None]
-    """Optimizer updates after which a session ends before `env.max_frame`, >= 1; null: no limit.
+    """Optimizer updates after which a session ends, even before `env.max_frame`, >= 1; null: no limit.
 
     The updates of a rollout or step are always completed, so that the run can be continued exactly: with 32
     updates per rollout, a limit of 100 ends the session at 128.
     """
     max_wall: Scores[PositiveFloat | None]
-    """Seconds of training after which a session ends before `env.max_frame`, > 0; null: no limit."""
+    """Seconds of training after which a session ends, even before `env.max_frame`, > 0; null: no limit."""
     stop_at_return: Scores[float | None]
-    """Mean evaluation return at which a session ends as finished before `env.max_frame`; null: no limit."""
+    """Mean evaluation return at which a session ends as finished, even before `env.max_frame`; null: no
+    limit."""
     patience: Scores[PositiveInt | None]
-    """Consecutive evaluations without a new best mean return after which a session ends as finished, >= 1;
-    null: no limit. Evaluations before the first finished episode do not count."""
+    """Number of consecutive evaluations without a new best mean return after which a session ends as
+    finished, >= 1; null: no limit. Evaluations before the first finished episode do not count."""
     max_session: Annotated[PositiveInt, Traits(resume=True, same_group=True)]
     """Number of sessions in the trial, which differ only in the seed, >= 1."""
     max_trial: Annotated[PositiveInt | None, Traits(resume=True, same_group=True)]
@@ -87,31 +88,32 @@ class MetaConfig:
     """Number of latest checkpoints to keep in addition to the best, >= 1."""
     keep_every: Watches[Frequency | None]
     """Frames between checkpoints that are never removed, to fork from or to play, >= 1; or a fraction of
-    `env.max_frame`: "1/4"; null: none. Each includes a copy of a replay buffer that is stored in files."""
+    `env.max_frame`: "1/4"; null: none. If the replay buffer is stored in files, each such checkpoint includes
+    a copy of it."""
     num_cpus: Continues[PositiveFloat | None]
-    """Number of cores for the whole trial, > 0; null: all that the process may use."""
+    """Number of cores for the whole trial, > 0; null: all cores that the process may use."""
     num_gpus: Continues[NonNegativeFloat | None]
     """Number of GPUs for the whole trial, >= 0. With a fraction such as 0.5, trials share a GPU. null: all
     GPUs; in an experiment, one GPU shared by the trials that run at the same time."""
     device: Continues[Literal["auto", "cpu", "cuda"]]
     """Device of the networks. auto: a GPU, if there is one, for agents that see images and, with CUDA graphs,
-    for SAC, TQC, TD3 and DDPG; the CPU for others, whose small networks it computes several times as fast."""
+    for SAC, TQC, TD3 and DDPG; otherwise the CPU, which computes small networks several times as fast."""
     deterministic: Continues[bool]
-    """Whether a GPU may only use algorithms that always give the same result; an operation without one fails.
-    false: a GPU may use others too, so that runs are not reproducible. The CPU's are all deterministic."""
+    """Whether a GPU may only use deterministic algorithms; an operation that has none fails. false: a GPU may
+    use any algorithm, so runs are not reproducible. On the CPU, all algorithms are deterministic."""
     precision: Literal["auto", "fp32", "bf16"]
     """Precision of networks for image observations; auto: bf16 if the processor is fast at it."""
     compile: bool
     """Whether to compile the networks with torch.compile, which makes them faster on GPUs after compiling for
     up to several minutes. It changes the last bits of results."""
     kernels: Literal["auto", "torch"]
-    """Computation of gradients. auto: with kernels for fully connected networks on the CPU, which are several
-    times as fast, and with derived gradients of action distributions; torch: with autograd alone. The two
-    differ in the last bits."""
+    """Method of computing gradients. auto: kernels for fully connected networks on the CPU, which are several
+    times as fast as autograd, and closed-form gradients of action distributions; torch: autograd alone. The
+    results of the two methods differ in the last bits."""
     graphs: Continues[Literal["auto", "off"]]
-    """Updates on a GPU. auto: CUDA graphs repeat the updates of labrl's own agents, which saves the time of
-    starting each operation; off: each operation is started by itself. Both have the same results, bit for
-    bit."""
+    """Method of running updates on a GPU. auto: CUDA graphs repeat the updates of labrl's own agents, which
+    saves the time of starting each operation; off: each operation is started separately. Both methods give
+    the same results, bit for bit."""
     on_crash: Watches[Literal["skip", "save"]]
     """Whether a session that fails saves its state in the folder `crash`."""
     profile: Watches[ProfileConfig | None]
@@ -132,8 +134,8 @@ class MetaConfig:
     progress: Watches[bool]
     """Whether to show a live panel while trials run, or lines if there is no terminal or notebook."""
     report: Watches[bool]
-    """Whether to compute statistics, plots and a report when the trial ends. In a search, its trials make
-    none unless this is set to true on the command line; the search has its own report."""
+    """Whether to compute statistics, plots and a report when the trial ends. The trials of a search make no
+    report unless the key is set to true on the command line; the search has its own report."""
 
     def __post_init__(self) -> None:
         if self.async_unroll is not None and self.distributed:
@@ -173,9 +175,9 @@ class EnvironmentConfig:
     """Budget of a session in frames (agent steps summed over the environments), >= 1. Schedules have their
     own horizon, so a resume may change the budget."""
     info_keys: Watches[InfoKeys | None]
-    """Entries of the environment's `info` to record as columns `info/<name>`: the number of an episode is the
-    last one of its steps, or their sum, mean, minimum or maximum; null: none. A list means the last. `a.b` is
-    entry b of the dict a."""
+    """Entries of the environment's `info` to record as columns `info/<name>`; null: none. An episode's value
+    is the last value of its steps, or the sum, mean, minimum or maximum of their values. A list of names
+    means the last value. `a.b` is entry b of the dict a."""
 
 
 @dataclass(kw_only=True)
@@ -199,8 +201,8 @@ class TrialConfig:
     callbacks: Watches[dict[str, Component | None]]
     """Callbacks written by the user, by name; null: off."""
     seed: Annotated[Seed, Traits(same_group=True)]
-    """Seed of the trial, >= 0; null: drawn and recorded. A grid of several groups takes `auto` or
-    `auto:<seeds of a stage>:<most seeds>`, which adds seeds until the groups are decided."""
+    """Seed of the trial, >= 0; null: a seed is drawn and recorded. A grid of several groups also accepts
+    `auto` or `auto:<seeds of a stage>:<most seeds>`, which adds seeds until the groups are decided."""
 
     @property
     def eval_frames(self) -> int:
@@ -220,5 +222,5 @@ class TrialConfig:
 
     @property
     def early_rows(self) -> bool:
-        """Whether there are further training rows at the start."""
+        """Whether there are additional training rows at the start of a session."""
         return isinstance(self.meta.log_frequency, Early)

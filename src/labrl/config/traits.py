@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Traits of a key, which describe the effects of its value. The defaults allow for every effect."""
+    """Traits of a key, which describe the effects of its value. By default, it may have every effect."""
 
     resume: bool = False
     """Whether a resume may change the value, because it does not affect what was learned before."""

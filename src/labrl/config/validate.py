@@ -43,8 +43,8 @@ _Info = core_schema.ValidationInfo[_Groups]
 
 
 def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
-    """Return `node`, whose full key is `key`, as an instance of the dataclass `cls`, with the secrets that a
-    recorded configuration lacks.
+    """Return `node`, whose full key is `key`, as an instance of the dataclass `cls`. Masked secrets of a
+    recorded configuration are filled in.
 
     Raises InputError with a mistake for each wrong, unknown or missing key below `key`, and for each secret
     that is not known.
@@ -94,7 +94,7 @@ def _strict(schema: Any) -> Any:
 def _note(cls: type, node: Any, info: _Info) -> Any:
     """Record the allowed names in `node`, which will become a `cls`.
 
-    Returns it with the keys that an earlier version of labrl did not record.
+    Returns `node` with the keys that earlier versions of labrl did not record.
     """
     info.context.known.setdefault(id(node), {}).update(hints(cls))
     if not isinstance(node, Mapping):
@@ -159,7 +159,7 @@ def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> l
         for full, those in found.items()
         if not any(other.startswith((f"{full}.", f"{full}[")) for other in found)
     ]
-    # The keys beside a misplaced class are its own, and what is missing there will be right with it.
+    # The keys beside a misplaced class belong to it. Keys missing there are right once the class is moved.
     classes = [str(one.key) for one in mistakes if one.code == "unknown-key"]
     misplaced = [key.removesuffix("._target_") for key in classes if key.endswith("._target_")]
     mistakes = [
@@ -181,11 +181,11 @@ _TYPES = {
 """Descriptions of allowed values, by pydantic's error type."""
 
 _BOUNDS = {"greater": "at least", "less": "at most"}
-"""Words for bounds that are allowed values themselves, by pydantic's word."""
+"""Words for inclusive bounds, by pydantic's word."""
 
 
 def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> InputError:
-    """Return the error for a pydantic error at `key`."""
+    """Convert a pydantic error at `key` to an InputError."""
     kind, context, given = one["type"], one.get("ctx", {}), one["input"]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         key = _below(key, context["discriminator"].strip("'"))
