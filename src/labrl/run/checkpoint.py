@@ -1,9 +1,9 @@
-"""Checkpoints: folders that are either complete or absent, and that load without executing code.
+"""Checkpoints: folders that are either complete or absent, and that are loaded without executing code.
 
-checkpoints/frame_000000100000/     also best/, with the same content
+checkpoints/frame_000000100000/     one checkpoint; best/ has the same files
     manifest.json                   format version, frame, size and SHA-256 of the other file
     state.pt                        the nested state, for torch.load(weights_only=True)
-    best/, replay/                  in a kept one: the best checkpoint at its frame, the replay buffer
+    best/, replay/                  in a kept checkpoint: the best one by then, and the replay buffer
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FORMAT_VERSION = 2
 
 MANIFEST, STATE = "manifest.json", "state.pt"
 REPLAY = "replay"
-"""Name of the folder of a replay buffer stored in files: that of a session, and the copy in a kept
-checkpoint."""
+"""Name of the folder of a replay buffer that is stored in files, in a session's folder and, as a copy, in
+kept checkpoints."""
 
 BEST = "best"
 
@@ -39,34 +39,35 @@ _log = logging.getLogger(__name__)
 
 
 def frames_in(checkpoints: Path) -> list[int]:
-    """Return the frames for which a folder has a checkpoint, complete or not, newest first. Reads no
-    files."""
+    """Return the frames at which a folder has a checkpoint, complete or not, newest first. No files are
+    read."""
     found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in checkpoints.glob("frame_*"))
     return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint, loaded. Its tensors are on the CPU; large ones are mapped from the file."""
+    """A complete checkpoint that has been loaded. Its tensors are on the CPU; large tensors are mapped from
+    the file."""
 
     path: Path
     frame: int
     state: Any
     checksum: str = ""
-    """SHA-256 of the file with the state."""
+    """SHA-256 of the file that contains the state."""
 
 
 @contextmanager
 def loading(path: str) -> Iterator[None]:
-    """Context manager: raise InputError if a state that is loaded does not fit the configuration.
+    """Context manager: raise InputError if a state that is being loaded does not fit the configuration.
 
-    path: path of the checkpoint, or of the folder whose newest one it is.
+    path: path of the checkpoint, or of the folder from which the newest checkpoint is loaded.
     """
     try:
         yield
     except LabrlError:
         raise
-    except Exception as error:  # raised by the part whose state does not fit
+    except Exception as error:  # raised by the component whose state does not fit
         why = " ".join(f"{type(error).__name__}: {error}".split())
         why = f"it does not fit the configuration: {why[:300]}"
         fix = "Undo changes of networks, optimizer, replay buffer and transforms"
@@ -74,8 +75,8 @@ def loading(path: str) -> Iterator[None]:
 
 
 class CheckpointStore:
-    """The checkpoints of one session in one folder: the `keep_last` newest ones, those that are kept, and the
-    best.
+    """The checkpoints of a session in one folder: the `keep_last` newest, those that are kept permanently,
+    and the best.
 
     Nothing is written before the first `save`, so a store can also read a folder that is not writable.
     """
@@ -84,12 +85,12 @@ class CheckpointStore:
         self.folder = folder
         self.keep_last = keep_last
         self.broken: dict[Path, str] = {}
-        """The checkpoints that were skipped while loading, newest first, and what is wrong with each."""
+        """The checkpoints that were skipped while loading, newest first, each with the reason."""
         self._ready = False
         self._kept: set[int] = set()
 
     def save(self, frame: int, state: Any, **how: Any) -> Path:
-        """Pack `state`, and write it as `write` does, with the arguments `how`. Return the folder.
+        """Pack `state`, and write it as a checkpoint, with the arguments `how` of `write`. Return its folder.
 
         Raises TypeError if the state contains anything but plain data, arrays and tensors, and the errors of
         `write`.
@@ -110,16 +111,17 @@ class CheckpointStore:
         """Write a packed state as the checkpoint of `frame`, and also as `best/` if `best`. Return its
         folder.
 
-        Once it is on disk, checkpoints older than the `keep_last` newest are removed, except the one of frame
-        `owed`, which `declare_best` may still need. With `keep`, the checkpoint is never removed, and
-        includes what a fork from it needs and training replaces: the best checkpoint, and the files in the
-        folder `replay`. Raises OSError if the disk fails; the earlier checkpoints then still exist.
+        Once the new checkpoint is on disk, checkpoints older than the `keep_last` newest are removed, except
+        the checkpoint of frame `owed`, which `declare_best` may still need. If `keep`, the checkpoint is
+        never removed, and includes files that a fork from it needs but that training replaces: the best
+        checkpoint, and the files in the folder `replay`. Raises OSError if the disk fails; the earlier
+        checkpoints then still exist.
         """
         self._make_ready()
         target = self._at(frame)
         temporary = self._temporary(target.name)
         try:
-            # Training replaces these later.
+            # Training replaces these files later.
             if keep and not best and self.best_frame() is not None:
                 (temporary / BEST).mkdir()
                 _link_files(self.folder / BEST, temporary / BEST)
@@ -130,7 +132,7 @@ class CheckpointStore:
             if best:
                 self._publish_best(target)
         except OSError:
-            self._ready = False  # remove or finish later what this call has left behind
+            self._ready = False  # the next write removes or completes what this call has left behind
             raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -142,29 +144,32 @@ class CheckpointStore:
         return target
 
     def declare_best(self, frame: int) -> None:
-        """Make the existing checkpoint of `frame` the best one. Raises OSError if there is none."""
+        """Make the existing checkpoint of `frame` the best one. Raises OSError if there is no such
+        checkpoint."""
         self._make_ready()
         _mark_best(self._at(frame))
         self._publish_best(self._at(frame))
 
     def latest(self) -> Checkpoint | None:
-        """Load the newest complete checkpoint, or return None. Broken ones are skipped with a warning.
+        """Load the newest complete checkpoint; None if there is none. Broken checkpoints are skipped with a
+        warning.
 
         Raises InputError if the newest one has another format.
         """
         return self._first_whole(self._newest_first())
 
     def best(self) -> Checkpoint | None:
-        """Load the checkpoint with the best evaluation score, or return None. Raises the same errors as
+        """Load the checkpoint with the best evaluation score; None if there is none. Raises the errors of
         `latest`."""
-        # After a kill between writing a checkpoint and linking it to best/, only its manifest marks it.
+        # If a process is killed after writing a checkpoint and before linking it to best/, only the manifest
+        # marks the checkpoint as the best.
         marked = [path for path in self._newest_first() if _claims_best(path)]
         named = [path for path in (self.folder / BEST, self._retired(BEST)) if path.is_dir()]
         return self._first_whole(sorted(marked + named, key=_claimed_frame, reverse=True))
 
     def at(self, frame: int) -> Checkpoint | None:
-        """Load the checkpoint of `frame`, which may be the best one, or return None. Raises the same errors
-        as `latest`."""
+        """Load the checkpoint of `frame`, even if only `best/` contains it; None if there is none. Raises the
+        errors of `latest`."""
         named = [self._at(frame), *([self.folder / BEST] if self.best_frame() == frame else [])]
         return self._first_whole([path for path in named if path.is_dir()])
 
@@ -174,22 +179,25 @@ class CheckpointStore:
         return None if frame < 0 else frame
 
     def load(self, path: Path) -> Checkpoint:
-        """Load the checkpoint in folder `path`.
+        """Load the checkpoint in the folder `path`.
 
-        Raises DamagedFileError if it is not complete, and InputError if it has another format.
+        Raises DamagedFileError if the checkpoint is not complete, and InputError if its format cannot be
+        read.
         """
         with _damages(path):
             return _read(path)
 
     def frames(self) -> list[int]:
-        """Return the frames that have a checkpoint, complete or not, newest first."""
+        """Return the frames at which there is a checkpoint, complete or not, newest first."""
         return frames_in(self.folder)
 
     def newest_whole_frame(self) -> int | None:
-        """Return the frame of the newest checkpoint that is complete according to its manifest, or None.
+        """Return the frame of the newest checkpoint that is complete according to its manifest; None if there
+        is none.
 
-        Reads no state, so damage that does not change file sizes is found only when the checkpoint is loaded,
-        and only then are broken checkpoints reported. Raises InputError if the newest one has another format.
+        No state is read, so damage that does not change file sizes is found only when a checkpoint is loaded.
+        Broken checkpoints are reported only then, too. Raises InputError if the format of the newest
+        checkpoint cannot be read.
         """
         for path in self._newest_first():
             with suppress(DamagedFileError), _damages(path):
@@ -198,7 +206,7 @@ class CheckpointStore:
 
     def whole_frames(self) -> list[int]:
         """Return the frames whose checkpoint is complete according to its manifest, including the best one,
-        in order."""
+        in increasing order."""
         whole = set()
         for path in [*self._newest_first(), self.folder / BEST]:
             with suppress(LabrlError), _damages(path):
@@ -206,7 +214,8 @@ class CheckpointStore:
         return sorted(whole)
 
     def old(self) -> list[Path]:
-        """Return the folders of all checkpoints that are older than the newest complete one and not the best.
+        """Return the folders of all checkpoints that are older than the newest complete one, except that of
+        the best.
 
         Raises InputError if the newest one has another format.
         """
@@ -214,9 +223,11 @@ class CheckpointStore:
         return [self._at(frame) for frame in self.frames() if frame < newest and frame != best]
 
     def copy_past(self, frame: int, target: Path) -> None:
-        """Copy the checkpoint of `frame`, and the best one at that frame, to the store in `target`.
+        """Copy the checkpoint of `frame`, and the checkpoint that was the best at that frame, to the store in
+        `target`.
 
-        On the same disk, files are linked and take no space. Raises OSError if the checkpoint does not exist.
+        On the same disk, files are linked and take no additional space. Raises OSError if the checkpoint does
+        not exist.
         """
         source = self._path_of(frame)
         flagged = [path for path in self._newest_first() if _claims_best(path)]
@@ -231,7 +242,8 @@ class CheckpointStore:
         sync_file(target)
 
     def replay_of(self, frame: int) -> Path | None:
-        """Return the copy of a replay buffer that belongs to the checkpoint of `frame`, if it has one."""
+        """Return the folder with the copy of a replay buffer in the checkpoint of `frame`; None if it has no
+        copy."""
         copy = self._path_of(frame) / REPLAY
         return copy if copy.is_dir() else None
 
@@ -243,21 +255,23 @@ class CheckpointStore:
         return self.folder / BEST if not path.is_dir() and self.best_frame() == frame else path
 
     def refuse_broken(self, latest: Checkpoint | None) -> None:
-        """Raise DamagedFileError if there are checkpoints but `latest` found none that is complete."""
+        """Raise DamagedFileError if there are checkpoints but none is complete. latest: result of
+        `self.latest()`."""
         if latest is None and self.broken:
-            fix = f"Restore one from a copy, or delete {self.folder.parent} to start the session anew"
+            fix = f"Restore a checkpoint from a copy, or delete {self.folder.parent} to restart the session"
             raise DamagedFileError.about(self.folder, f"{self.broken_message}, and none is complete", fix)
 
     @property
     def broken_message(self) -> str:
-        """Message, in one line, with the number of broken checkpoints and what is wrong with the first."""
+        """Message, in one line, with the number of broken checkpoints and what is wrong with the newest of
+        them."""
         path, why = next(iter(self.broken.items()))
         count = f"{len(self.broken)} checkpoint" + ("s are" if len(self.broken) > 1 else " is")
         return f"{count} broken in {self.folder} ({path.name}: {why})"
 
     def discard_after(self, frame: int) -> None:
-        """Remove checkpoints later than `frame`, because a run that continues from there has another
-        future."""
+        """Remove checkpoints later than `frame`, because a run that continues from `frame` will have a
+        different future."""
         for later in self.frames():
             if later > frame:
                 self._remove(self._at(later))
@@ -278,7 +292,7 @@ class CheckpointStore:
         return None
 
     def _make_ready(self) -> None:
-        """Before the first write, finish or remove what a killed process left behind."""
+        """Prepare the folder for the first write: complete or remove what a killed process left behind."""
         if self._ready:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -297,7 +311,8 @@ class CheckpointStore:
         self._ready = True
 
     def _publish(self, temporary: Path, target: Path) -> None:
-        """Move a written folder to its place. A folder cannot be renamed over one that has content."""
+        """Move a completely written folder to its final place. An existing folder there is first moved away,
+        because a folder cannot be renamed over one that has content."""
         retired = self._retired(target.name)
         if target.exists():
             shutil.rmtree(retired, ignore_errors=True)
@@ -330,8 +345,8 @@ class CheckpointStore:
 def copy_replay(source: Path, target: Path) -> None:
     """Copy the files of a replay buffer, which its session may still be writing to.
 
-    `written.npy` records how far the other files are overwritten. It is copied last because of its name, so
-    that it never understates this.
+    `written.npy` records how much of the other files has been overwritten. Files are copied in alphabetical
+    order, so `written.npy` comes last and never understates the amount.
     """
     target.mkdir()
     for path in sorted(source.iterdir()):
@@ -343,7 +358,7 @@ def copy_replay(source: Path, target: Path) -> None:
 
 
 def _link_files(source: Path, target: Path) -> None:
-    """Link the manifest and the state of the checkpoint in `source` into the folder `target`."""
+    """Link the manifest and the state of the checkpoint in `source` to the folder `target`."""
     for name in (STATE, MANIFEST):
         try:
             os.link(source / name, target / name)  # takes no space while the source exists
@@ -368,7 +383,8 @@ def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> Non
 
 
 def _mark_best(path: Path) -> None:
-    """Write into the manifest that the checkpoint is the best one. Raises OSError if it cannot be read."""
+    """Record in the manifest that the checkpoint is the best one. Raises OSError if the manifest cannot be
+    read."""
     try:
         manifest = _read_manifest(path)
     except ValueError as error:
@@ -377,14 +393,14 @@ def _mark_best(path: Path) -> None:
 
 
 def _as_json(manifest: dict[str, Any]) -> bytes:
-    """Return the manifest as JSON, including its checksum."""
+    """Encode a manifest as JSON, including its checksum."""
     manifest["checksum"] = _checksum(manifest)
     return (json.dumps(manifest, indent=2) + "\n").encode()
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
-    """Return the checksum of the manifest. Without it, a flipped bit could be mistaken for a newer
-    version."""
+    """Return the checksum of a manifest. Without a checksum, a flipped bit could be mistaken for a newer
+    format version."""
     content = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -400,7 +416,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _claims(path: Path) -> dict[str, Any]:
-    """Return the manifest, or an empty dict if it is missing or damaged."""
+    """Return the manifest of a checkpoint; an empty dict if it is missing or damaged."""
     try:
         return _read_manifest(path)
     except (OSError, ValueError):
@@ -412,14 +428,14 @@ def _claims_best(path: Path) -> bool:
 
 
 def _claimed_frame(path: Path) -> int:
-    """Return the frame in a manifest, or -1 if it cannot be read."""
+    """Return the frame in the manifest of a checkpoint; -1 if the manifest cannot be read."""
     return int(_claims(path).get("frame", -1))
 
 
 @contextmanager
 def _damages(path: Path) -> Iterator[None]:
-    """Convert every error while reading a checkpoint to DamagedFileError, except InputError for another
-    format."""
+    """Context manager: convert every error while reading a checkpoint to DamagedFileError, except a
+    LabrlError such as that for an unknown format."""
     try:
         yield
     except LabrlError:
@@ -429,7 +445,8 @@ def _damages(path: Path) -> Iterator[None]:
 
 
 def _checked_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint whose state exists and has the size that was written."""
+    """Return the manifest of a checkpoint, after checking the format, and that the file with the state exists
+    and has the size that was written."""
     manifest = _read_manifest(path)
     check_format(path, manifest["format_version"], [FORMAT_VERSION])
     size, expected = (path / STATE).stat().st_size, manifest["files"][STATE]["size"]

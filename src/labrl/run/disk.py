@@ -65,7 +65,7 @@ def clean(run: Run, remove: bool) -> dict[str, int]:
             files = [str(path.relative_to(run.path)) for path in removed]
             entry = {"time": now(), "bytes": sum(sizes.values()), "files": files}
             run.update(cleaned=[*run.read_info().get("cleaned", []), entry])
-            if run.errors.lacking:  # otherwise a resume would not know why the files are missing
+            if run.errors.lacking:  # a resume would not know why the files are missing
                 raise LabrlError.about(
                     run.marker, f"it cannot be written ({run.errors.cause})", code="resources"
                 )

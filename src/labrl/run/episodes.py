@@ -1,7 +1,8 @@
 """Recorded episodes. Each is stored as a seed and the subsequent actions, which reproduce the episode.
 
-session_<k>/episodes/best.npz the episode with the highest return session_<k>/episodes/last.npz the latest
-episode session_<k>/episodes/<frame>.npz one episode of each evaluation
+session_<k>/episodes/best.npz       the episode with the highest return
+session_<k>/episodes/last.npz       the latest episode
+session_<k>/episodes/<frame>.npz    one episode of each evaluation
 """
 
 from __future__ import annotations

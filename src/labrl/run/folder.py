@@ -1,4 +1,4 @@
-"""Folders of runs and experiments, each marked by a JSON file that also holds its status."""
+"""Folders of runs and experiments. Each is marked by a JSON file that also contains its status."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from labrl.run.lock import FolderLock
 from labrl.run.write_errors import WriteErrors
 
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
-"""Files that a report adds to the folder of a run or an experiment."""
+"""Names of the files and folders that a report adds to the folder of a run or an experiment."""
 
 PROVENANCE = "provenance.json"
-"""File with code, packages, machine, command and configuration, in the folder of a run and of each resume."""
+"""Name of the file with code, packages, machine, command and configuration, in a run folder and for each
+resume."""
 
 RESUMES = "resumes"
-"""Folder in that of a run with the provenance of each resume, by number."""
+"""Name of the folder, in a run folder, with the provenance of each resume by number."""
 
 EXPERIMENT_MARKER = "experiment.json"
 """Name of the file that marks the folder of an experiment."""
@@ -35,42 +36,45 @@ Status = TypeVar("Status", bound=str)
 
 
 class Folder(Generic[Status]):
-    """The folder of one run or one experiment. Use `create` or `open` to get one.
+    """The folder of one run or one experiment. Use `create` or `open` to get an instance.
 
-    Its marker file holds `format_version`, `status`, the times `created` and `updated`, and further facts
-    that depend on the kind of folder. The file is replaced atomically, so readers never see a partial one.
+    Its marker file contains `format_version`, `status`, the times `created` and `updated`, and further
+    metadata that depend on the kind of folder. The marker is replaced atomically, so readers never see a
+    partial file.
     """
 
     MARKER: ClassVar[str]
-    """Name of the file that marks such a folder and holds its status."""
+    """Name of the file that marks a folder of this kind and contains its status."""
     FORMAT_VERSION: ClassVar[int] = 2
     """Version of the format that is written. Increase it whenever older versions of labrl can no longer read
-    it, and describe the change in docs/reference/run-folder.md."""
+    the format, and describe the change in docs/reference/run-folder.md."""
     READS: ClassVar[tuple[int, ...]] = (1, 2)
     """Versions of the format that can be read."""
     KIND: ClassVar[str]
-    """Name for the content of the folder in messages: run or experiment."""
+    """Noun for the content of the folder in messages: run or experiment."""
     RESUME: ClassVar[str]
-    """Beginning of the command that resumes it; the path follows."""
+    """Beginning of the command that resumes the run or experiment; the path of the folder follows."""
     KEY: ClassVar[str]
-    """Configuration key that sets the folder."""
+    """Configuration key that sets the path of the folder."""
     WRITTEN: ClassVar[tuple[str, ...]]
-    """Patterns of files that a new folder must not contain, because they would be overwritten or mixed up."""
+    """Glob patterns of files that a new folder must not contain, because they would be overwritten or mixed
+    up."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.marker = path / self.MARKER
         """Path of the marker file."""
         self.errors = WriteErrors()
-        """The files that this process cannot write at present."""
-        self._pending: dict[str, Any] = {}  # facts that the marker lacks
+        """Record of the files that this process cannot write at present."""
+        self._pending: dict[str, Any] = {}  # entries that could not be written to the marker yet
         self.writing = threading.RLock()
-        """Lock that is held while the marker is read and replaced, so that threads do not lose each other's
-        changes."""
+        """Lock that a thread holds while it reads and replaces the marker, so that threads do not lose each
+        other's changes."""
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], **facts: Any) -> Self:
-        """Claim `path`. If several processes try, exactly one succeeds.
+        """Claim `path` for a new run or experiment, and return its folder. If several processes try, exactly
+        one succeeds.
 
         facts: further plain data for the marker. Raises InputError if the folder already belongs to a run or
         an experiment, contains unrelated files, or cannot be written.
@@ -90,10 +94,10 @@ class Folder(Generic[Status]):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the existing folder at `path`.
+        """Open the existing folder of a run or an experiment at `path`.
 
-        Raises InputError if there is no such folder or its format is another one, and DamagedFileError if its
-        marker is damaged.
+        Raises InputError if there is no such folder or this version of labrl cannot read its format, and
+        DamagedFileError if its marker is damaged.
         """
         folder = cls(Path(os.path.abspath(path)))
         folder.check_format()
@@ -102,9 +106,9 @@ class Folder(Generic[Status]):
         return folder
 
     def read_info(self) -> dict[str, Any]:
-        """Return the content of the marker, with facts that could not be written yet.
+        """Return the content of the marker, including entries that could not be written yet.
 
-        Raises InputError if there is no marker, and DamagedFileError if it is damaged.
+        Raises InputError if there is no marker, and DamagedFileError if the marker is damaged.
         """
         try:
             content = json.loads(self.marker.read_text(encoding="utf-8"))
@@ -119,7 +123,7 @@ class Folder(Generic[Status]):
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """Content of the marker, read when it is first needed."""
+        """Content of the marker, which is read when it is first needed."""
         return self.read_info()
 
     def forget(self) -> None:
@@ -127,9 +131,10 @@ class Folder(Generic[Status]):
         self.__dict__.pop("info", None)
 
     def update(self, **changed: Any) -> None:
-        """Replace some facts in the marker and keep the others.
+        """Replace some entries of the marker, and keep the others.
 
-        If it cannot be written, `errors` has it, and the facts are written with the next ones.
+        If the marker cannot be written, `errors` records this, and the entries are written in the next
+        update.
         """
         with self.writing:
             self._pending |= {"updated": now(), **changed}
@@ -144,15 +149,15 @@ class Folder(Generic[Status]):
 
     @property
     def recorded_status(self) -> Status:
-        """Status that the marker has now. A killed process leaves `running` behind."""
+        """Status that the marker contains now. It remains `running` if the process is killed."""
         return self.read_info()["status"]
 
     def set_status(self, status: Status, **facts: Any) -> None:
-        """Record the status, and further plain `facts`."""
+        """Record the status, and further plain data `facts`, in the marker."""
         self.update(status=status, **facts)
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return a context manager that locks the folder against other processes."""
+        """Return a context manager that locks the folder, so that other processes cannot use it."""
         return FolderLock(self.path)
 
     def format_version(self) -> int | None:
@@ -161,12 +166,12 @@ class Folder(Generic[Status]):
         return version if isinstance(version, int) else None
 
     def check_format(self) -> None:
-        """Raise InputError if this version of labrl does not read the folder. Reads nothing else in it."""
+        """Raise InputError if this version of labrl cannot read the format of the folder."""
         if (version := self.format_version()) is not None:
             check_format(self.path, version, self.READS)
 
     def _sealed(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the marker's content as it is written."""
+        """Return the content of the marker in the form in which it is written."""
         return content
 
     def _check_free(self) -> None:
@@ -174,7 +179,7 @@ class Folder(Generic[Status]):
         if self.marker.exists():
             command, _, verb = self.RESUME.rpartition(" ")
             again = f"{command} {shlex.quote(f'{verb}{self.path}')}"
-            raise self._not_free(f"already contains {self.MARKER} (to resume it: {again})")
+            raise self._not_free(f"already contains {self.MARKER} (to resume the {self.KIND}: {again})")
         if there := sorted({path.name for pattern in self.WRITTEN for path in self.path.glob(pattern)}):
             raise self._not_free(f"contains files that a new {self.KIND} would overwrite: {', '.join(there)}")
 
@@ -182,13 +187,13 @@ class Folder(Generic[Status]):
         return InputError.about(self.path, f"it {why}", f"{self.KEY}=<folder>", code="range", key=self.KEY)
 
     def _claim(self, content: Mapping[str, Any]) -> None:
-        """Create the folder if needed, and in it the marker with `content`.
+        """Create the folder if it does not exist, and in it the marker with `content`.
 
         If several processes try, exactly one succeeds and the others get FileExistsError. Raises OSError if
         the folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        # Written under another name first, so that no reader and no kill leaves an empty marker.
+        # Written under another name first, so that no reader sees, and no kill leaves, an empty marker.
         whole = self.path / f".{self.MARKER}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
             write_json(whole, content, durable=False)
@@ -209,12 +214,12 @@ def is_experiment(folder: Path) -> bool:
 
 
 def now() -> str:
-    """Return the current time as it is written to markers: ISO 8601, in UTC."""
+    """Return the current time in the form of the markers: ISO 8601, in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def place(value: Any, key: str) -> Path:
-    """Return the folder that `key` is set to, as an absolute path.
+    """Return `value`, the folder to which `key` is set, as an absolute path.
 
     Raises InputError if the value is empty, or if the path is not valid UTF-8, which other libraries require.
     """
@@ -234,22 +239,24 @@ def place(value: Any, key: str) -> Path:
 
 
 def check_format(path: Path, version: int, known: Sequence[int]) -> None:
-    """Raise InputError, with the version of labrl to install, if the files at `path` have a format that this
-    one does not read."""
+    """Raise InputError, which names the version of labrl to install, if this version cannot read the format
+    of the files at `path`."""
     if version not in known:
-        why = f"it has format {version}, and this version of labrl reads {' and '.join(map(str, known))}"
+        why = f"it has format {version}, but this version of labrl reads {' and '.join(map(str, known))}"
         raise InputError.about(path, why, origin(path), code="not-installed")
 
 
 def newest_provenance(run: Path) -> Path:
-    """Return the path of the newest provenance of a run: that of its last resume, or that of its start."""
+    """Return the path of the newest provenance file of a run: from its last resume, or else from its
+    start."""
     numbers = sorted((int(path.name) for path in (run / RESUMES).glob("[0-9]*")), reverse=True)
     written = (run / RESUMES / str(number) / PROVENANCE for number in numbers)
     return next((path for path in written if path.exists()), run / PROVENANCE)
 
 
 def origin(path: Path) -> str:
-    """Return which version of labrl wrote the files at `path`, and how to install it."""
+    """Return a message on which version of labrl wrote the files at `path`, and on how to install that
+    version."""
     runs = (path, *path.parents[:4], *sorted(path.glob("*/")))  # a file in a run, a run, or an experiment
     facts = next(filter(None, (read_json(newest_provenance(run)) for run in runs)), {})
     with suppress(KeyError, TypeError, AttributeError):
@@ -281,6 +288,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def path_text(path: str) -> str:
     """Return a path as text that UTF-8 can encode.
 
-    Without a UTF-8 locale, Python's paths contain surrogates instead of letters that are not ASCII.
+    Without a UTF-8 locale, paths in Python contain surrogates in place of letters that are not ASCII.
     """
     return os.fsencode(path).decode("utf-8", "replace")

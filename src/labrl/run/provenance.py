@@ -29,13 +29,13 @@ from labrl.run.run import MARKER, Run
 from labrl.run.signature import signed
 
 MAX_DIFF = 1_000_000
-"""Largest number of bytes of changes that are recorded for one repository."""
+"""Maximum size of the recorded changes of one repository, in bytes."""
 
 MAX_UNTRACKED_FILE = 100_000
-"""Size in bytes above which an untracked file is recorded only by name."""
+"""Size in bytes above which only the name of an untracked file is recorded."""
 
 MAX_UNTRACKED_FILES = 1000
-"""Number of untracked files that are read; further ones are recorded only by name."""
+"""Maximum number of untracked files that are read; of further files, only the names are recorded."""
 
 _ANSWER_SECONDS = 10
 
@@ -52,15 +52,15 @@ _log = logging.getLogger(__name__)
 
 
 Repositories = Mapping[str, tuple[dict[str, Any], str]]
-"""Facts about each repository by `labrl` or `working_folder`, and its uncommitted changes as one diff."""
+"""For `labrl` and `working_folder`: metadata of the repository, and its uncommitted changes as one diff."""
 
 Typed = list[str] | str
-"""A command as it was typed: the arguments of a command line, or a call from Python."""
+"""A command as the user gave it: the arguments of a command line, or a call from Python."""
 
 
 def as_typed(arguments: Sequence[str]) -> list[str]:
-    """Return the command that started a Python process as a user types it: `labrl ...`, `python -m labrl
-    ...`."""
+    """Return the command that started a Python process in the form in which a user types it: `labrl ...` or
+    `python -m labrl ...`."""
     interpreter, *rest = arguments
     if rest and os.sep in rest[0] and not rest[0].endswith(".py"):  # a script made by pip
         return [os.path.basename(rest[0]), *rest[1:]]
@@ -69,16 +69,16 @@ def as_typed(arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Command:
-    """The overrides of a command, and the options that they choose."""
+    """A command that starts or resumes a run: its overrides, and the options that they choose."""
 
     overrides: list[str] = field(default_factory=list)
-    """The arguments, except those that set folders."""
+    """Overrides of the command, except those that set folders."""
     choices: dict[str, str] = field(default_factory=dict)
-    """The option of each group, typed or by default."""
+    """Chosen option of each configuration group, set on the command line or by default."""
     config_dir: str | None = None
-    """Absolute path of the folder with the user's own groups."""
+    """Absolute path of the folder with the user's own configuration groups; None if there is none."""
     typed: Typed = field(default_factory=lambda: as_typed(sys.orig_argv), compare=False)
-    """The complete command; for a trial of an experiment, that of the experiment."""
+    """The complete command; for a trial of an experiment, the command of the experiment."""
     repositories: Repositories | None = field(default=None, compare=False)
     """The state of the code, if the experiment has described it for all its trials."""
 
@@ -90,15 +90,15 @@ def write_provenance(
     resume: int | None = None,
     start_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write `config.yaml`, `overrides.yaml`, `provenance.json`, and a `.diff` for each repository with
-    changes.
+    """Write `config.yaml`, `overrides.yaml`, `provenance.json`, and a `.diff` file for each repository with
+    uncommitted changes.
 
-    `provenance.json` also contains the content of the two YAML files, of which `config.yaml` may be edited.
-    Secrets are masked in all of them. config: resolved configuration as plain data, with the seed that
-    is used; resume: number of this resume, whose provenance has a folder of its own, while the two YAML files
-    are replaced; None for the start; start_from: plain data about the weights of another run that this one
-    starts from. Facts that the machine does not provide are left out; only writing the files can fail
-    (OSError). Returns the content of `provenance.json` without the configuration.
+    `provenance.json` also contains the content of the two YAML files, because users may edit `config.yaml`.
+    Secrets are masked in all files. config: the resolved configuration as plain data, with the seed that is
+    used; resume: number of the resume, None for the start of the run; start_from: plain data about the
+    weights of another run with which the run starts. A resume writes its provenance to a folder of its own,
+    but replaces the two YAML files. Data that the machine does not provide are left out. Raises OSError only
+    if files cannot be written. Returns the content of `provenance.json` without the configuration.
     """
     durable = resume is not None  # A new run is synced as a whole before its first frame.
     write_atomic(run.overrides_yaml, as_yaml(list(command.overrides)), durable)
@@ -127,7 +127,7 @@ def write_provenance(
         "packages": installed_packages(),
         **({} if start_from is None else {"start_from": dict(start_from)}),
     }
-    # The signature is that of what is written, without secrets.
+    # The signature is that of the written content, without secrets.
     write_json(target / PROVENANCE, signed(redact({**content, "config": dict(config)})), durable)
     if durable:
         sync_file(target.parent)
@@ -136,13 +136,13 @@ def write_provenance(
 
 
 def as_yaml(content: Any) -> str:
-    """Return `content` as YAML text without secrets, as in `config.yaml` and `overrides.yaml`."""
+    """Return `content` as YAML text without secrets, in the form of `config.yaml` and `overrides.yaml`."""
     return yaml.safe_dump(redact(content), sort_keys=False, allow_unicode=True)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List the differences between two provenances that may change the numbers of a run: code, processor, and
-    packages that this process has imported."""
+    """List the differences between two provenances that may change the results of a run: in code, Python
+    version, processor, GPUs, and packages that this process has imported."""
     found: list[str] = []
 
     def note(name: str, before: Any, after: Any) -> None:
@@ -166,7 +166,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _is_imported(name: str) -> bool:
     """Return whether this process has imported a module of the distribution `name`."""
-    modules = {re.sub(r"[-.]+", "_", name).lower()}  # all that is known of an editable installation
+    modules = {re.sub(r"[-.]+", "_", name).lower()}  # for an editable installation, nothing else is known
     with suppress(importlib.metadata.PackageNotFoundError):
         read = importlib.metadata.distribution(name).read_text  # UTF-8, whatever the locale
         modules.update(re.findall(r"^\w+(?=[/.])", read("RECORD") or "", re.MULTILINE))
@@ -175,7 +175,8 @@ def _is_imported(name: str) -> bool:
 
 @functools.cache
 def installed_packages() -> Mapping[str, str]:
-    """Return the version of every installed distribution by name, as this process first found them."""
+    """Return the version of every installed distribution by name, as it was when this process first
+    looked."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         # `distribution.metadata` would parse the whole file as an e-mail, which takes 1 ms.
@@ -189,7 +190,8 @@ def installed_packages() -> Mapping[str, str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return processor, cores, memory (bytes), graphics cards and operating system."""
+    """Return a description of this machine: processor, cores, memory in bytes, graphics cards and operating
+    system."""
     memory = None
     with suppress(AttributeError, ValueError, OSError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -207,10 +209,10 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_code() -> Repositories:
-    """Describe the repository of labrl itself, if it runs from one, and that of the working folder.
+    """Describe the git repository from which labrl runs, if there is one, and that of the working folder.
 
-    Warns of a repository that git does not read because it belongs to another user, and of files that are
-    left out because they may hold secrets.
+    Logs a warning about a repository that git does not read because it belongs to another user, and about
+    files that are left out because they may contain secrets.
     """
     described: dict[str, tuple[dict[str, Any], str]] = {}
     for name, root in _repositories().items():
@@ -218,7 +220,7 @@ def describe_code() -> Repositories:
         if left_out := facts.get("secrets_left_out"):
             more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             _log.warning(
-                "%s%s in %s may hold secrets, to judge by name or permissions, and are not recorded",
+                "%s%s in %s may contain secrets, judging by their names or permissions, and are not recorded",
                 *(", ".join(left_out[:5]), more, root),
             )
     for name, folder in (("labrl", _PACKAGE), ("working_folder", Path.cwd())):
@@ -234,11 +236,13 @@ def describe_code() -> Repositories:
 
 
 def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
-    """Return commit and state of the git repository at `root`, and its uncommitted changes as one diff.
+    """Return the commit and the state of the git repository at `root`, and its uncommitted changes as one
+    diff.
 
     The diff contains the changes of tracked files, then untracked text files as additions, together at most
-    `MAX_DIFF` bytes. Files that may hold secrets are left out: those with such names, and untracked ones that
-    others may not read. Files of earlier runs and of reports that compare them do not count as changes.
+    `MAX_DIFF` bytes. Files that may contain secrets are left out: files with names of secret files, and
+    untracked files that other users may not read. Files of earlier runs, and of reports that compare runs, do
+    not count as changes.
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
@@ -254,7 +258,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
 
     @functools.cache
     def is_output(folder: str) -> bool:
-        """Return whether labrl wrote this folder, for a run or for a report that compares runs."""
+        """Return whether `folder` belongs to a run, or to a report that compares runs."""
         path, exists = os.path.join(root, folder), os.path.exists
         reports = all(exists(f"{path}/{name}") for name in REPORT_FILES)
         return folder != "" and (
@@ -262,7 +266,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
         )
 
     names = [one for one in (listed or "").split("\0") if one and not is_output(one.rpartition("/")[0])]
-    umask = os.umask(0o077)  # the permissions that files of this process do not get
+    umask = os.umask(0o077)  # permissions that new files of this process do not get
     os.umask(umask)
     readable = 0o444 & ~umask
     for name in names[:MAX_UNTRACKED_FILES]:
@@ -285,7 +289,8 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
 
 
 def _changes(root: Path) -> tuple[str | None, list[str]]:
-    """Return the diff of tracked files, and the names of those that it leaves out; None if git fails."""
+    """Return the diff of tracked files, None if git fails, and the names of files that the diff omits because
+    of secrets."""
     programs = _filters(root)
     if programs is None:
         return None, []
@@ -299,8 +304,8 @@ def _changes(root: Path) -> tuple[str | None, list[str]]:
 
 
 def _filters(root: Path) -> list[str] | None:
-    """Return options that turn off the programs by which the configuration of a repository filters its files;
-    None if that is not possible."""
+    """Return git options that turn off the filter programs in the configuration of a repository; None if this
+    is not possible."""
     # The first key always exists.
     asked = ("--name-only", "-z", "--get-regexp", r"^(core\.repositoryformatversion|filter\..*)$")
     if (answer := _git(root, "config", "--show-scope", *asked)) is not None:
@@ -319,7 +324,8 @@ def _filters(root: Path) -> list[str] | None:
 
 
 def _repositories() -> dict[str, Path]:
-    """Return the repository of labrl itself, if it runs from one, and that of the working folder."""
+    """Return the root of the git repository from which labrl runs, if there is one, and that of the working
+    folder."""
     found = {}
     # A copy in a project's virtual environment is inside that project's repository, but untracked.
     if _git(_PACKAGE, "ls-files", "--error-unmatch", "__init__.py") and (root := _root(_PACKAGE)):
@@ -336,7 +342,8 @@ def _root(folder: Path) -> Path | None:
 
 
 def _refused_root(folder: Path) -> Path | None:
-    """Return the repository of `folder` if git does not read it because of its owner."""
+    """Return the root of the repository that contains `folder`, if git refuses to read it because of its
+    owner."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
     done = _run(["git", "-C", str(folder), "rev-parse"], {**os.environ, "LC_ALL": "C"})
@@ -345,9 +352,10 @@ def _refused_root(folder: Path) -> Path | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git, or None without git, without a repository, or without a timely answer.
+    """Run a git command in `folder`, and return its output; None if git or the repository is missing, or if
+    git fails or does not answer in time.
 
-    Git runs no hook, no file system monitor, and fetches nothing.
+    Git runs no hooks and no file system monitor, and fetches nothing.
     """
     environment = {
         **os.environ,
@@ -360,7 +368,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the output of a command; None if it does not exist, fails, or does not end in time."""
+    """Run a command, and return its output; None if the command does not exist, fails, or does not end in
+    time."""
     done = _run(command, environment)
     return None if done is None or done.returncode else done.stdout.decode(errors="replace")
 
@@ -376,13 +385,14 @@ def _run(
 
 
 _PRIVATE = "private"
-"""Returned by `_addition` in place of a file that may hold secrets."""
+"""Value that `_addition` returns for a file that may contain secrets."""
 
 
 def _addition(root: Path, name: str, readable: int) -> str | None:
-    """Return an untracked file as a diff that adds it; None if it is large, not text, or not readable.
+    """Return a diff that adds an untracked file; None if the file is too large, not text, or not readable.
 
-    readable: who may read new files, as bits of a mode; a file that fewer may read is _PRIVATE.
+    readable: mode bits for reading that new files get by default. Returns _PRIVATE for a file with fewer read
+    permissions, or whose name is that of a secret file.
     """
     if is_secret_file(name):
         return _PRIVATE
@@ -420,6 +430,6 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    # torch is not used, because it would initialize CUDA in a process that starts others.
+    # torch is not used, because it would initialize CUDA in a process that starts other processes.
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     return (_output(query) or "").strip().splitlines()

@@ -1,4 +1,4 @@
-"""A run on disk: the folder with everything that one trial wrote, readable without labrl."""
+"""A run on disk: the folder that contains everything that one trial wrote, readable without labrl."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ MARKER = "run.json"
 """Name of the file that marks the folder of a run."""
 
 PATIENCE = 60.0
-"""Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
+"""Maximum time in seconds to wait until the processes of a killed trial have ended, before it is resumed."""
 
 RunStatus = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
-"""Recorded status of a run. `waiting`: planned, and not started; `pruned`: stopped early by a search."""
+"""Recorded status of a run. `waiting`: planned, but not started; `pruned`: stopped early by a search."""
 
 _Loader = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
 
 
 class Run(Folder[RunStatus]):
-    """A run on disk, as `labrl.runs` returns it. Use `create` or `open` to get one by its folder.
+    """A run on disk, as `labrl.runs` returns it. Use `create` or `open` to get an instance for a folder.
 
-    Its marker `run.json` holds the recorded status (a killed run stays `running`), the sessions' results, and
-    `resumes`, with one entry for each resume. Methods read the files each time. Other attributes are read
+    Its marker `run.json` contains the recorded status (a killed run stays `running`), the sessions' results,
+    and `resumes`, with one entry for each resume. Methods read files anew at each call. Attributes are read
     when they are first needed, and then kept until this object changes the run.
     """
 
@@ -71,15 +71,16 @@ class Run(Folder[RunStatus]):
         self.overrides_yaml = path / "overrides.yaml"
         self.provenance_json = path / PROVENANCE
         self.changed_json = path / "changed.json"
-        """The configuration keys that differ from the defaults of the agent and environment."""
+        """File with the configuration values that differ from the defaults for the agent and the
+        environment."""
         self.report = path / "report.html"
         self.resumes = path / RESUMES
         self.enjoy = path / "enjoy"
-        """Folder of the episodes that the run's models played later."""
+        """Folder of the results and videos of episodes that were played with `+enjoy`."""
         self._sessions: dict[int, RunSession] = {}
 
     def format_version(self) -> int | None:
-        """Return the version of the folder's format; 0 for the first one, which is also recorded as 1."""
+        """Return the version of the folder's format; 0 for the first format, although it is recorded as 1."""
         version = super().format_version()
         if version in (None, 1) and (facts := read_json(newest_provenance(self.path))):
             config = facts.get("config")
@@ -87,16 +88,16 @@ class Run(Folder[RunStatus]):
         return version
 
     def read_info(self) -> dict[str, Any]:
-        """Return the content of `run.json`; if a power failure has left it empty beside checkpoints of a run
-        that was never resumed, what it contained at the start of the run.
+        """Return the content of `run.json`. If a power failure has left the file empty, but the run has
+        checkpoints and was never resumed, return the content at the start of the run.
 
-        Raises InputError if this is not the folder of a run, and DamagedFileError if the file is damaged or
+        Raises InputError if the folder is not a run folder, and DamagedFileError if `run.json` is damaged or
         missing.
         """
         try:
             return super().read_info()
         except LabrlError as error:
-            # It may never have reached the disk: it is missing, empty, or contains only zero bytes.
+            # The marker may never have reached the disk: it is missing, empty, or contains only zero bytes.
             try:
                 emptied = not self.marker.read_bytes().strip(b"\0")
             except OSError as lost:
@@ -113,49 +114,47 @@ class Run(Folder[RunStatus]):
                     return {**head, **self._pending}
             if isinstance(error, DamagedFileError) or not self.provenance_json.exists():
                 raise
-            why = "it is missing: restore it from a copy"
+            why = "it is missing. Restore it from a copy"
             raise DamagedFileError.about(self.marker, why) from error.__cause__
 
     @cached_property
     def status(self) -> str:
-        """`finished`, `pruned`, `failed`, `interrupted`, `running`, or `killed` if it is recorded as running
-        but no process is."""
+        """Recorded status of the run, but `killed` if it is recorded as running and no process runs it."""
         said = str(self.info.get("status"))
         places = [self.path, *(session.path for session in self.sessions)]
         return "killed" if said == "running" and not any(FolderLock(one).holder() for one in places) else said
 
     @classmethod
     def status_at(cls, path: Path) -> RunStatus | None:
-        """Return the recorded status of the run in folder `path`; None if there is none that can be read."""
+        """Return the recorded status of the run in the folder `path`; None if it cannot be read."""
         with suppress(LabrlError):
             return cls.open(path).recorded_status
         return None
 
     @property
     def experiment(self) -> Path | None:
-        """Folder of the experiment that the run belongs to; None if it belongs to none."""
+        """Folder of the experiment to which the run belongs; None if it belongs to no experiment."""
         return next((parent for parent in self.path.parents if is_experiment(parent)), None)
 
     @property
     def is_first_of_experiment(self) -> bool:
-        """Whether this is the trial that prints messages for all trials of its experiment. True outside
-        experiments."""
+        """Whether the run prints messages for all trials of its experiment; True if it belongs to none."""
         home = self.experiment
         trials = read_json(home / EXPERIMENT_MARKER).get("trials") if home else None
         return not home or not trials or home / trials[0]["folder"] == self.path
 
     @property
     def unrecorded(self) -> bool:
-        """Whether the run was killed before its description was complete, so that it cannot have trained yet.
+        """Whether the run was killed before its description was complete, and therefore before any training.
 
-        The sessions of a fork already contain their past at that point.
+        If the run is a fork, its sessions already contain the copied past at that point.
         """
         return not self.provenance_json.exists() and not any(session.has_begun for session in self.sessions)
 
     def read_provenance(self) -> dict[str, Any]:
-        """Return the newest provenance of the run, from its last resume or its start.
+        """Return the newest provenance of the run: from its last resume, or else from its start.
 
-        Raises DamagedFileError if the file is missing or damaged.
+        Raises DamagedFileError if the provenance file is missing or damaged.
         """
         path = newest_provenance(self.path)
         try:
@@ -181,64 +180,64 @@ class Run(Folder[RunStatus]):
         return facts
 
     def read_config(self) -> dict[str, Any]:
-        """Return the resolved configuration of the run as plain data. Raises DamagedFileError as
-        `read_provenance` does."""
+        """Return the resolved configuration of the run as plain data. Raises DamagedFileError if the
+        provenance file is missing or damaged."""
         config: dict[str, Any] = self.read_provenance()["config"]
         with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # an alias may contain itself
             exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
-            # Unless it was edited, it also has infinity and keys that are numbers, which JSON has not.
+            # Unless it was edited, config.yaml also has infinity and keys that are numbers, which JSON lacks.
             if json.loads(json.dumps(as_known_to_json(exact))) == config:
                 config = exact
         return config
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the differences of another resolved configuration from that of the run, compared in JSON and
-        without secrets."""
+        """Return the changes from the run's configuration to `plain`, compared as JSON without secrets."""
         then, now = (json.loads(json.dumps(redact(config), default=str)) for config in (self.config, plain))
         return changes(then, now)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Provenance of the start or the last resume; empty if the run was killed before that was written."""
+        """Newest provenance, from the last resume or the start; an empty dict if none was written."""
         return {} if self.unrecorded else self.read_provenance()
 
     @cached_property
     def first_provenance(self) -> dict[str, Any]:
-        """Provenance of the start, with `command` and `start_from`, the weights of another run that it
-        started from."""
+        """Provenance of the start; it has `command` and, for weights of another run, `start_from`."""
         return read_json(self.provenance_json)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration of the run; empty if the run was killed before that was written."""
+        """The resolved configuration of the run; an empty dict if none was written."""
         config: dict[str, Any] = self.provenance.get("config", {})
         return config
 
     @property
     def overrides(self) -> list[str]:
-        """What was typed to start the run, including its resumes, without folders."""
+        """Overrides that compose the run, including those of its resumes, without those that set folders."""
         return [str(override) for override in self.provenance.get("overrides", [])]
 
     @property
     def choices(self) -> dict[str, str]:
-        """The option of each group, typed or by default."""
+        """The chosen option of each configuration group, set on the command line or by default."""
         recorded = self.provenance.get("choices", {})
         return {group: option.removeprefix(RECORDED) for group, option in recorded.items()}
 
     @property
     def config_dir(self) -> str | None:
-        """The user's folder of groups; for a run of someone else, the one that is typed now, if any."""
+        """The folder with the user's own configuration groups; for a run of someone else, the --config-dir of
+        the current command. None if there is none."""
         own = is_own(self.provenance)
         return self.provenance.get("config_dir") if own else present_trust().config_dir
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Name of the run folder."""
         return path_text(self.path.name)
 
     @property
     def agent(self) -> str:
-        """Name of the agent as chosen on the command line, or that of its class; `?` if unknown."""
+        """Name of the agent as chosen on the command line, otherwise the name of its class; `?` if
+        unknown."""
         if chosen := self.provenance.get("choices", {}).get("agent"):
             return str(chosen)
         return str(self.config.get("agent", {}).get("_target_") or "?").split(".")[-1].lower()
@@ -250,7 +249,7 @@ class Run(Folder[RunStatus]):
 
     @property
     def seed(self) -> int | None:
-        """Seed of the trial."""
+        """Seed of the trial; None if unknown."""
         return self.config.get("seed")
 
     @property
@@ -260,19 +259,20 @@ class Run(Folder[RunStatus]):
 
     @property
     def max_frame(self) -> int | None:
-        """Budget of each session in frames."""
+        """Budget of each session, in frames; None if unknown."""
         return self.config.get("env", {}).get("max_frame")
 
     @property
     def evaluates(self) -> bool:
-        """Whether the scores in `eval.csv` are of separate environments, not of training episodes."""
+        """Whether the scores in `eval.csv` come from separate evaluation environments, not from training
+        episodes."""
         return bool(self.config.get("meta", {}).get("rigorous_eval"))
 
     @cached_property
     def group_key(self) -> str:
-        """Text that is equal for runs that differ at most in the seed and in keys that do not affect any row.
+        """Text that is equal for all runs of a group: they differ only in seed and keys that affect no row.
 
-        A run without a configuration is a group of its own.
+        A run without a configuration forms a group of its own.
         """
         if not self.config:
             return str(self.path)
@@ -280,7 +280,7 @@ class Run(Folder[RunStatus]):
 
     @property
     def sessions(self) -> list[RunSession]:
-        """The sessions that have started, ordered by number."""
+        """The sessions that have started, ordered by index."""
         names: list[str] = []
         with suppress(OSError):  # no such folder
             names = os.listdir(self.path)
@@ -288,7 +288,7 @@ class Run(Folder[RunStatus]):
         return [self._session(number) for number in sorted(int(text) for text in found if text.isdigit())]
 
     def session(self, index: int) -> RunSession:
-        """Return session number `index`, whose folder is created if needed."""
+        """Return the session with this index, and create its folder if it does not exist."""
         session = self._session(index)
         session.path.mkdir(exist_ok=True)
         return session
@@ -299,9 +299,9 @@ class Run(Folder[RunStatus]):
         return self._sessions[index]
 
     def choose_session(self, wanted: int | None, key: str = "session") -> RunSession:
-        """Return session number `wanted`, or with None the session with the highest evaluation score.
+        """Return the session with the index `wanted`; None: the session with the highest evaluation score.
 
-        key: the option that the number was given with. Raises InputError if the session has not started.
+        key: the option that sets `wanted`, for messages. Raises InputError if the session has not started.
         """
         sessions = self.sessions
         if not sessions:
@@ -315,11 +315,12 @@ class Run(Folder[RunStatus]):
         raise InputError.not_found(f"{key}={wanted}", f"the sessions of {self.path} are {numbers}")
 
     def cleaned_files(self) -> set[str]:
-        """Return the files and folders that `labrl-clean` has removed, relative to the run folder."""
+        """Return the paths of the files and folders that `labrl-clean` has removed, relative to the run
+        folder."""
         return {file for entry in self.read_info().get("cleaned", []) for file in entry["files"]}
 
     def cleaned_buffers(self) -> set[int]:
-        """Return the numbers of the sessions that lack their replay buffer, because `labrl-clean` has removed
+        """Return the indices of the sessions that lack their replay buffer because `labrl-clean` has removed
         it."""
         files = self.cleaned_files()
         lacking = (one for one in self.sessions if not one.replay.is_dir())
@@ -328,8 +329,8 @@ class Run(Folder[RunStatus]):
     def check_buffers(self, sessions: Iterable[int], asked: str, repeat: Sequence[str] = ()) -> None:
         """Raise InputError if `labrl-clean` has removed the replay buffer of one of the sessions.
 
-        sessions: their numbers; asked: the setting that names the run; repeat: overrides of a repetition that
-        can be used instead.
+        sessions: indices of the sessions; asked: the setting that names the run; repeat: overrides for a
+        repetition (`+rerun`) that the message suggests instead.
         """
         if not self.cleaned_buffers().isdisjoint(sessions):
             why = "the run was cleaned: labrl-clean has removed its replay buffer"
@@ -339,7 +340,7 @@ class Run(Folder[RunStatus]):
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Messages about problems of the run and its sessions, each only once for all its sessions."""
+        """Messages about problems of the run and its sessions; one for all sessions with the same problem."""
         found = []
         if self.status == "running":
             found.append("the run is still running: its numbers are not final")
@@ -354,7 +355,7 @@ class Run(Folder[RunStatus]):
         if self.info.get("fresh_env_per_episode"):
             found.append(
                 "a new environment was made for each episode, because episodes depend on earlier ones, so a "
-                "level or running statistics started again each time (env.fresh_env_per_episode)"
+                "level or running statistics started anew each time (env.fresh_env_per_episode)"
             )
         if inexact := self.info.get("inexact"):
             found.append(f"the run is not reproducible ({', '.join(map(str, inexact))})")
@@ -365,12 +366,11 @@ class Run(Folder[RunStatus]):
         return found + [f"{sessions_text(numbers)}: {warning}" for warning, numbers in shared.items()]
 
     def table(self, name: str) -> pl.DataFrame:
-        """Return the rows of all sessions as a data frame, with the number of the session as the first
-        column.
+        """Return the rows of all sessions as a data frame, whose first column is the index of the session.
 
-        name: `train`, `eval`, or the name of another `<name>.csv` in the sessions' folders, sorted by
-        `frame`, each frame once, with null for empty cells; or `episodes` for the recorded episodes. Raises
-        InputError if no session has such a table.
+        name: `train`, `eval`, or the name of another `<name>.csv` in the sessions' folders (sorted by
+        `frame`, with one row for each frame and null for empty cells), or `episodes` for the recorded
+        episodes. Raises InputError if no session has such a table.
         """
         import polars as pl
 
@@ -401,7 +401,7 @@ class Run(Folder[RunStatus]):
             self.__dict__.pop(name, None)
 
     def discard_unrecorded(self) -> None:
-        """Delete the files of an `unrecorded` run."""
+        """Delete the files of a run that is `unrecorded`, so that a new run can use the folder."""
         for session in self.sessions:
             shutil.rmtree(session.path)
         for path in (self.config_yaml, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
@@ -409,9 +409,9 @@ class Run(Folder[RunStatus]):
         self.marker.unlink()
 
     def discard_unplayed(self) -> None:
-        """Delete the files of a run that was refused before its first step.
+        """Delete the folder of a run that was refused before its first step.
 
-        A folder that contains anything besides the run's description is left unchanged.
+        If the folder contains anything besides the files that describe the run, it is left unchanged.
         """
         files = (self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json)
         described = {*files, *self.path.glob("*.diff")}
@@ -427,10 +427,10 @@ class Run(Folder[RunStatus]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder against other processes.
+        """Context manager: lock the run folder, so that other processes cannot use it.
 
-        Raises BusyFolderError if the run or one of its sessions is still alive, and InputError if the folder
-        cannot be written.
+        Raises BusyFolderError if a process is still running the run or one of its sessions, and InputError if
+        the folder cannot be written.
         """
         with super().lock():
             for session in self.sessions:
@@ -440,9 +440,9 @@ class Run(Folder[RunStatus]):
             yield
 
     def wait_until_free(self) -> None:
-        """Wait until the last process of an earlier attempt has saved the run and ended.
+        """Wait until all processes of an earlier attempt to train the run have saved and ended.
 
-        Raises BusyFolderError if it has not after PATIENCE.
+        Raises BusyFolderError if a process has not ended after PATIENCE seconds.
         """
         until = time.monotonic() + PATIENCE
         while True:
@@ -457,7 +457,7 @@ class Run(Folder[RunStatus]):
     def sync(self) -> None:
         """Wait until the files that describe the run would survive a power failure. Raises OSError.
 
-        Syncing them together costs less than syncing each one when it is written.
+        Syncing the files together takes less time than syncing each file when it is written.
         """
         for path in self.path.iterdir():
             if path.is_file() and path.name != LOCK:
@@ -467,7 +467,7 @@ class Run(Folder[RunStatus]):
                 sync_file(folder)
 
     def __fspath__(self) -> str:
-        """Return the path of the folder, so that a run can be passed wherever its folder can."""
+        """Return the path of the run folder, so that a run can be passed in place of its path."""
         return str(self.path)
 
     def __repr__(self) -> str:
@@ -475,14 +475,15 @@ class Run(Folder[RunStatus]):
 
 
 def group_key(config: Mapping[str, Any]) -> str:
-    """Return text that is equal for configurations that differ only in the keys that `group_config` omits."""
+    """Return a text that is equal for all configurations that differ only in keys that `group_config`
+    omits."""
     return json.dumps(group_config(config), sort_keys=True, default=str)
 
 
 def group_config(config: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return a configuration without the keys in which runs of one group may differ.
+    """Return a copy of a configuration without the keys in which runs of one group may differ.
 
-    parent: the key of `config`.
+    parent: key of `config` in the complete configuration, followed by a dot, or ''.
     """
     kept = {}
     for name, value in config.items():

@@ -1,4 +1,4 @@
-"""A session's part of a run: its folder, tables, checkpoints, episodes and result."""
+"""The files of one session of a run: folder, tables, checkpoints, episodes and result."""
 
 from __future__ import annotations
 
@@ -27,126 +27,130 @@ if TYPE_CHECKING:
 SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
-"""Columns of the table of recorded episodes, after the name of each episode."""
+"""Columns of the table of recorded episodes that follow the name of the episode."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class SessionResult:
-    """The outcome of one session, which `result.json` in its folder contains."""
+    """The result of one session, as `result.json` in the session's folder contains it."""
 
     index: int
-    """Number of the session in its trial."""
+    """Index of the session in its trial."""
     seed: int
-    """Seed of the session's streams, derived from the trial's seed and the index."""
+    """Seed of the session's random streams, derived from the trial's seed and the session's index."""
     status: SessionStatus
-    """`finished`, `pruned` (by a search), `failed` or `interrupted`."""
+    """How the session ended: `finished`, `pruned` (by a search), `failed` or `interrupted`."""
     frame: int = 0
-    """Frames played."""
+    """Number of frames that were played."""
     opt_step: int = 0
-    """Optimizer updates made."""
+    """Number of optimizer updates that were made."""
     wall: float = 0.0
-    """Seconds of training."""
+    """Duration of the training in seconds."""
     episodes: int = 0
-    """Finished whole episodes."""
+    """Number of complete episodes."""
     final_return: float | None = None
-    """Mean return of the evaluation checkpoints in the last tenth of the frames; None without any."""
+    """Mean return of the evaluation checkpoints in the last tenth of the frames; None if there are none."""
     return_mean: float | None = None
-    """Mean raw return of the last `return_episodes` training episodes; None without any."""
+    """Mean raw return of the last `return_episodes` training episodes; None if there are none."""
     return_std: float | None = None
-    """Population standard deviation of the same episodes; None for fewer than two."""
+    """Population standard deviation of the raw returns that `return_mean` averages; None for fewer than
+    two."""
     return_episodes: int = 0
-    """Number of training episodes of `return_mean`, at most `meta.episode_window`."""
+    """Number of training episodes over which `return_mean` averages, at most `meta.episode_window`."""
     best_return: float | None = None
-    """The highest score of an evaluation checkpoint."""
+    """Highest score of an evaluation checkpoint; None if there is none."""
     best_source: Source | None = None
-    """Kind of episodes of that score: evaluation with `meta.rigorous_eval`, otherwise the last training
-    episodes. None without a score."""
+    """Kind of the episodes behind `best_return`: `evaluation` with `meta.rigorous_eval`, otherwise `training`
+    (the last training episodes). None if there is no score."""
     networks: dict[str, int] = field(default_factory=dict)
-    """Learned parameters of each network of the agent."""
+    """Number of learned parameters of each network of the agent, by name."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of training by what they were spent on: act, env, learn, callbacks."""
+    """Duration of each phase of the training in seconds: act, env, learn, callbacks."""
     stop: dict[str, Any] | None = None
-    """Limit that ended a finished session before its budget: `key`, `limit`, the `value` that reached it, and
-    a sentence, `why`; None if the session used up its budget."""
+    """Limit that ended a finished session before its budget, as a dict: `key`, `limit`, `value` (which
+    reached the limit) and the sentence `why`; None if the session used up its budget."""
     error: str | None = None
-    """Error of a failed session, in one line."""
+    """Error message of a failed session, in one line; None if it did not fail."""
 
     @property
     def failure(self) -> str | None:
-        """The error of a failed session in one line with its number; None if it did not fail."""
+        """Error of a failed session in one line, with the index of the session; None if the session did not
+        fail."""
         return f"session {self.index} failed: {self.error}" if self.status == "failed" else None
 
     @property
     def fps(self) -> float:
-        """Frames for each second of training."""
+        """Frames per second of training; nan if there was no training."""
         return self.frame / self.wall if self.wall > 0 else math.nan
 
 
 class RunSession:
-    """A session's part of a run. Use `Run.session` or `Run.sessions` to get one.
+    """One session of a run on disk. Use `Run.session` or `Run.sessions` to get an instance.
 
-    Methods read the files each time. Other attributes are read when they are first needed, and then kept.
+    Methods read files anew at each call. Attributes are read when they are first needed, and then kept.
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:
-        """run: the run that the session belongs to, which may know more about it; None if that is not
-        needed."""
+        """path: folder of the session; run: the run to which the session belongs. None is allowed if
+        attributes that depend on the run's status or metadata are not needed."""
         self.path = path
         self._run = run
         self.errors = WriteErrors() if run is None else run.errors
-        """The files that cannot be written at present."""
+        """Record of the session's files that cannot be written at present."""
         self.train_csv = path / "train.csv"
         self.eval_csv = path / "eval.csv"
         self.checkpoints = path / "checkpoints"
-        """Folder of the resumable states and the best model."""
+        """Folder of the checkpoints: resumable states and the best model."""
         self.start = path / "start"
-        """Folder of the weights of another run that the session starts from."""
+        """Folder of the initial weights, if the session starts from weights of another run."""
         self.networks = path / "networks.txt"
-        """The networks' layers and parameters, as text."""
+        """File that lists the networks' layers and parameters as text."""
         self.crash = path / "crash"
-        """Folder of the state at a crash, if `meta.on_crash` asks for it."""
+        """Folder of the state at a crash, if `meta.on_crash` requests that it is saved."""
         self.profile = path / "profile"
-        """Folder of the trace and the table of a profiled window."""
+        """Folder of the trace and the table of a profiled part of the training."""
         self.tensorboard = path / "tensorboard"
         self.replay = path / REPLAY
         """Folder of the replay buffer, if it is stored in files."""
         self.episodes = path / "episodes"
         self.videos = path / "videos"
         self.log = path / "session.log"
-        """The session's warnings, and the traceback if it crashed."""
+        """File with the session's warnings, and the traceback if the session crashed."""
         self.result_json = path / "result.json"
         self.progress_json = path / "progress.json"
-        """Progress of the session, at most a second old while it runs."""
+        """File with the progress of the session, at most a second old while the session runs."""
 
     @property
     def index(self) -> int:
-        """Number of the session in its trial."""
+        """Index of the session in its trial."""
         return int(self.path.name.removeprefix("session_"))
 
     def lock(self) -> FolderLock:
-        """Return the lock of the session's own process, which may outlive the process that started it."""
+        """Return the lock that the session's own process holds, because this process may outlive the process
+        that started it."""
         return FolderLock(self.path, part_of=self.path.parent)
 
     def read_result(self) -> dict[str, Any]:
-        """Return the content of `result.json`; empty until the session has ended, or if the file is
+        """Return the content of `result.json`; an empty dict until the session has ended, or if the file is
         damaged."""
         return read_json(self.result_json)
 
     def write_result(self, result: SessionResult) -> None:
-        """Write `result.json`. If that fails, `errors` has it."""
+        """Write `result.json`. If writing fails, `errors` records the file."""
         with self.errors.tolerated(self.result_json):
             write_json(self.result_json, asdict(result))
 
     def read_rows(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of `train` or `eval` in their order, as `labrl.run.tables.read_rows` does."""
+        """Return the rows of the table `train` or `eval` in the order of the file; see
+        `labrl.run.tables.read_rows`."""
         from labrl.run.tables import read_rows
 
         return read_rows(self.path / f"{table}.csv")
 
     def read_episodes(self) -> list[dict[str, Any]]:
-        """Return the facts of the recorded episodes, without damaged ones, which are reported."""
+        """Return the metadata of the recorded episodes. Damaged episodes are skipped with a warning."""
         from labrl.run.episodes import read_episode, recorded_names
 
         rows = []
@@ -162,34 +166,36 @@ class RunSession:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the session has ever been built."""
+        """Whether the session has ever been started, even if it has played no frames."""
         return any(path.exists() for path in (self.result_json, self.progress_json, self.networks, self.log))
 
     @property
     def ended_well(self) -> bool:
-        """Whether the session has recorded that nothing is left to do."""
+        """Whether the session has recorded that it finished or was pruned."""
         return self.read_result().get("status") in ("finished", "pruned")
 
     def store(self, keep_last: int = 1) -> CheckpointStore:
-        """Return the checkpoints. keep_last: number of checkpoints to keep if further ones are written."""
+        """Return the store of the session's checkpoints. keep_last: number of checkpoints that are kept when
+        further ones are written."""
         return CheckpointStore(self.checkpoints, keep_last)
 
     def checkpoint_frames(self) -> list[int]:
-        """Return the frames that have a checkpoint, complete or not, newest first. Reads no files."""
+        """Return the frames at which there is a checkpoint, complete or not, newest first. No files are
+        read."""
         return frames_in(self.checkpoints)
 
     def choose_checkpoint(self, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
-        """Return a checkpoint and its name.
+        """Load a checkpoint, and return it with its kind: `best`, `latest` or `chosen`.
 
-        wanted: `best`, `latest`, a frame, or `default` for the best, or the latest if there is no best. For
-        a session that was evaluated only at its end, `best` is the latest, too; key: the option that it was
-        given with. Raises InputError with the list of existing checkpoints, and
-        DamagedFileError if none of them is complete.
+        wanted: `best`, `latest`, a frame, or `default`, which is the best checkpoint, or the latest if there
+        is no best one. If the session was evaluated only at its end, `best` is the latest checkpoint. key:
+        the option that sets `wanted`, for messages. Raises InputError, which lists the existing checkpoints,
+        if there is no such checkpoint, and DamagedFileError if no checkpoint is complete.
         """
-        # A run whose only evaluation was that at its end has no other best model than its latest checkpoint.
+        # If the only evaluation of a run was at its end, its best model is its latest checkpoint.
         evaluated = wanted == "best" and self.best_score() > -math.inf
         kinds = ("best", "latest") if wanted == "default" or evaluated else (wanted,)
-        for _ in range(3):  # a running session may replace them while they are read
+        for _ in range(3):  # a running session may replace checkpoints while they are read
             store = self.store()
             for kind in kinds:
                 load = {"best": store.best, "latest": store.latest}.get(kind)
@@ -203,13 +209,13 @@ class RunSession:
         if not there:
             why = "there is no checkpoint yet: the first is written after meta.log_frequency frames"
             raise InputError.not_found(self.checkpoints, why)
-        missing = "the session has no checkpoint of that frame"
+        missing = "the session has no checkpoint at that frame"
         if wanted == "best":
             missing = "no evaluation of the session with a finished episode has ended yet"
         raise InputError.not_found(
             f"{key}={wanted}",
-            f"{missing}. Session {self.index} of {self.path.parent} has checkpoints of frames "
-            f"{', '.join(there)} (meta.keep_last and meta.keep_every keep more)",
+            f"{missing}. Session {self.index} of {self.path.parent} has checkpoints at frames "
+            f"{', '.join(there)} (to keep more, change meta.keep_last or meta.keep_every)",
             f"{key}=latest" if wanted == "best" else "",
         )
 
@@ -219,7 +225,7 @@ class RunSession:
         return max((one for one in scores if isinstance(one, int | float)), default=-math.inf)
 
     def final_return(self) -> float | None:
-        """Return the final return according to the tables; None if they have no return."""
+        """Compute the final return from the session's tables; None if the tables have no return."""
         from labrl.run.tables import final_return, scores_in
 
         scores = scores_in(*self._read_tables())
@@ -227,7 +233,7 @@ class RunSession:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """Content of `result.json`; empty until the session has ended."""
+        """Content of `result.json`; an empty dict until the session has ended."""
         found = self.read_result()
         if found or self._run is None or self._run.info.get("status") == "running":
             return found
@@ -237,8 +243,8 @@ class RunSession:
 
     @cached_property
     def reached(self) -> dict[str, Any]:
-        """Progress of the session, which may be beyond the last row: its result, or until it has ended
-        `progress.json`."""
+        """Result of the session or, until it has ended, the content of `progress.json`. The session may have
+        progressed beyond the last row of its tables."""
         return self.result or read_json(self.progress_json)
 
     @property
@@ -247,8 +253,8 @@ class RunSession:
 
     @cached_property
     def status(self) -> str:
-        """`finished`, `failed`, `interrupted`, `running`, or `killed` if its process ended without a
-        result."""
+        """Status of the session: `finished`, `pruned`, `failed`, `interrupted`, `running`, or `killed` if its
+        process ended without a result."""
         return str(self.result.get("status") or ("running" if self._run_is_alive else "killed"))
 
     @property
@@ -260,7 +266,7 @@ class RunSession:
     def outcome(self) -> dict[str, Any]:
         """Result of the session, or its progress if it has not ended: `frame`, `final_return`, `status`, ...
 
-        The session's tables are read only if these lack a final return.
+        The session's tables are read only if the result and the progress lack a final return.
         """
         found = {**self.reached, "status": self.status}
         if found.get("final_return") is None:
@@ -269,12 +275,14 @@ class RunSession:
 
     @property
     def train(self) -> dict[str, Column]:
-        """Training rows: column by name, sorted by `frame`, each frame once, nan for empty cells."""
+        """Columns of the training rows by name, sorted by `frame`, with one row for each frame and nan for
+        empty cells."""
         return self._tables[0].columns
 
     @property
     def eval(self) -> dict[str, Column]:
-        """Evaluation rows, in the same form."""
+        """Columns of the evaluation rows by name, sorted by `frame`, with one row for each frame and nan for
+        empty cells."""
         return self._tables[1].columns
 
     @cached_property
@@ -288,36 +296,38 @@ class RunSession:
 
     @cached_property
     def scores(self) -> dict[str, Column]:
-        """The evaluation rows with a return, or the training rows of a session that was never evaluated.
+        """Columns of those evaluation rows that have a return, or of such training rows if the session was
+        never evaluated.
 
-        Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in order of the frames.
+        The columns are `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the
+        frames.
         """
         from labrl.run.tables import scores_in
 
         return scores_in(*self._tables)
 
     def last(self, column: str) -> float | None:
-        """Return the last value of a column that only grows, or None if none is known."""
+        """Return the last value of a column that never decreases; None if no value is known."""
         from labrl.run.tables import known
 
         tables = (known(table, column) for table in (self.train, self.eval))
         return max((float(values[-1]) for values in tables if len(values)), default=None)
 
     def furthest(self, column: str) -> float:
-        """Return the last value of `frame` or `wall`, which after an interruption may be beyond the last
-        row."""
+        """Return the furthest known value of `frame` or `wall`, which may be beyond the last row after an
+        interruption."""
         said = self.reached.get(column)
         beyond = float(said) if isinstance(said, int | float) and math.isfinite(said) else 0.0
         return max(self.last(column) or 0.0, beyond)
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Messages about problems: why the session failed, and what its files lack."""
+        """Messages about problems of the session: why it failed, and what its files lack."""
         found = [f"failed: {self.result['error']}"] if self.result.get("error") else []
         found += [warning for table in self._tables for warning in table.warnings]
         if not self._run_is_alive and any(table.cut for table in self._tables):
             found.append("an incomplete last line is left out")  # normal while the file is being written
-        if self.status != "finished" or self.result.get("stop"):  # then no training row marks the end
+        if self.status != "finished" or self.result.get("stop"):  # no training row marks the end
             return found
         end = self.result.get("frame")
         for path, table in zip((self.train_csv, self.eval_csv), self._tables, strict=True):
@@ -332,7 +342,8 @@ class RunSession:
 
 
 def sessions_text(numbers: Sequence[int]) -> str:
-    """Name sessions by their increasing numbers: `session 2`, `sessions 0, 1 and 3`, `sessions 0 to 7`."""
+    """Return a text that names sessions: `session 2`, `sessions 0, 1 and 3`, `sessions 0 to 7`. numbers:
+    indices, in increasing order."""
     if len(numbers) == 1:
         return f"session {numbers[0]}"
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:

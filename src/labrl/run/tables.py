@@ -1,4 +1,4 @@
-"""Rows of metrics as CSV, with one header line and one line for each row."""
+"""Tables of metrics as CSV files, with one header line and one line for each row."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ Value = int | float | str | None
 Column = NDArray[np.float64]
 
 TEXT_COLUMNS = ("end", "source")
-"""The columns with text: why a row was written off the grid of frequencies, and the kind of episodes."""
+"""Columns with text: `end`, why a row was written at a frame that is not due, and `source`, the kind of
+episodes."""
 
 FINAL_SHARE = 0.1
-"""Fraction of a session's frames, at its end, whose rows determine the final return."""
+"""Fraction of a session's frames, counted from its end, whose rows determine the final return."""
 
 
 class CsvTable:
-    """A CSV file to which rows are appended. The keys of the first row are its columns.
+    """A CSV file to which rows are appended. The keys of the first row become the columns.
 
-    None and nan are empty cells. Each row is flushed when it is appended; if a write fails, the row is kept
-    and written with a later one. An incomplete last line, left by a killed process, is removed.
+    None and nan become empty cells. Each row is flushed when it is appended. If writing fails, the row is
+    kept and written together with a later row. An incomplete last line that a killed process left is removed.
 
-    If a row has a new key, the file is rewritten with this column added, so that no value is lost.
+    If a row has a new key, the file is rewritten with an additional column, so that no value is lost.
     """
 
     def __init__(self, path: Path, errors: WriteErrors | None = None) -> None:
-        """errors: where it is recorded if rows cannot be written."""
+        """path: the CSV file; errors: object that records the file while rows cannot be written."""
         self.path, self._errors = path, errors or WriteErrors()
         self._columns: list[str] | None = None
         self._waiting: list[dict[str, str]] = []
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row. Missing columns stay empty."""
+        """Append one row to the table. Columns that the row lacks stay empty."""
         cells = {key: _to_cell(value) for key, value in row.items()}
         self._waiting.append(cells)
         self.flush()
 
     def flush(self) -> None:
-        """Write the rows that could not be written before, if this is possible now."""
+        """Write the rows that could not be written before, if the file can be written now."""
         if not self._waiting:
             return
         with self._errors.tolerated(self.path):
@@ -67,7 +68,7 @@ class CsvTable:
             self._waiting = []
 
     def truncate_after(self, frame: int) -> int:
-        """Cut the table back to the rows whose `frame` is at most `frame`, as a resume from there needs.
+        """Remove the rows whose `frame` is larger than `frame`, as is necessary before a resume from `frame`.
 
         Returns the frame of the last remaining row, or 0 if there is none. Raises DamagedFileError if the
         file is not a table of metrics.
@@ -87,17 +88,17 @@ class CsvTable:
         return int(float(kept[-1]["frame"])) if kept else 0
 
     def _header(self) -> list[str]:
-        """Return the columns, which are read once if the file already exists."""
+        """Return the names of the columns. If the file already exists, they are read from it once."""
         if self._columns is None:
             lines = _whole_lines(self.path)
             if lines and len(lines) < len(self.path.read_bytes()):
-                write_atomic(self.path, lines)  # without an incomplete line, left by a kill
+                write_atomic(self.path, lines)  # without the incomplete line that a killed process left
             self._columns, _ = _split(lines.decode())
         return self._columns
 
     def _cells(self) -> list[dict[str, str]]:
-        """Return the text of each cell by column. Raises ValueError or csv.Error if the file is not a
-        table."""
+        """Return the rows of the file, each with the text of its cells by column. Raises ValueError or
+        csv.Error if the file is not a table."""
         columns, rows = _split(_whole_lines(self.path).decode())
         return [dict(zip(columns, cells, strict=True)) for cells in rows if len(cells) == len(columns)]
 
@@ -118,25 +119,26 @@ class CsvTable:
 
 
 class Table(NamedTuple):
-    """The numbers in the table of one session."""
+    """The numbers in one table of a session."""
 
     columns: dict[str, Column]
     """Columns by name, of equal length, sorted by `frame`, which is always present; nan for empty cells and
     text."""
     warnings: list[str]
-    """Messages about what was left out or is suspicious."""
+    """Messages about rows that were left out and values that are suspicious."""
     cut: bool
-    """Whether an incomplete last line was left out: it is still being written, or its writer was killed."""
+    """Whether an incomplete last line was left out because it is still being written or its writer was
+    killed."""
 
 
 def read_table(path: Path) -> Table:
-    """Read the numbers of a table. If a frame occurs twice, the row written last is used. Without a file
-    there are no rows.
+    """Read the numbers of a table. If several rows have the same frame, the row written last is used. If the
+    file does not exist, there are no rows.
 
-    An incomplete last line is left out. The following are left out with a warning: lines with another number
-    of cells than the header, rows without a frame, and rows whose `source` is not that of the last row,
-    because scores of the two sources are not comparable and a resume may have switched `meta.rigorous_eval`.
-    Infinite values stay, with a warning.
+    An incomplete last line is left out. The following are left out with a warning: lines whose number of
+    cells differs from that of the header, rows without a frame, and rows whose `source` differs from that of
+    the last row. The sources differ if a resume has changed `meta.rigorous_eval`, and scores of different
+    sources are not comparable. Infinite values are kept, with a warning.
     """
     names, rows, warnings, cut = _read_by_frame(path)
     if "source" in names and rows:
@@ -157,9 +159,11 @@ def read_table(path: Path) -> Table:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """Read a table with the rows of all sources, sorted by `frame`, each frame once.
+    """Read a table with the rows of all sources as a data frame, sorted by `frame`, with one row for each
+    frame.
 
-    Columns are integers, real numbers or text; empty cells are null. Without rows, there are no columns.
+    Columns have integers, floats or text; empty cells are null. If there are no rows, there are no columns
+    either.
     """
     import polars as pl
 
@@ -168,7 +172,7 @@ def read_frame(path: Path) -> pl.DataFrame:
         return pl.DataFrame()
 
     def typed(texts: pl.Series) -> pl.Series:
-        """Convert a column of text to the type that all its cells have."""
+        """Convert a column of text to integers or floats if all its cells have this form."""
         known = texts.drop_nulls()
         for kind in (pl.Int64, pl.Float64):
             if known.cast(kind, strict=False).null_count() == 0:
@@ -182,8 +186,8 @@ def read_frame(path: Path) -> pl.DataFrame:
 
 
 def read_rows(path: Path) -> list[dict[str, Value]]:
-    """Return the rows of a table that may still be growing in their order, or an empty list if it cannot be
-    read.
+    """Return the rows of a table, which may still be growing, in the order of the file; an empty list if the
+    table cannot be read.
 
     Cells become integers, floats or text depending on their form; empty cells become None.
     """
@@ -192,15 +196,16 @@ def read_rows(path: Path) -> list[dict[str, Value]]:
 
 
 def known(table: Mapping[str, Column], name: str) -> Column:
-    """Return the finite values of a column, or none if there is no such column."""
+    """Return the finite values of a column; an empty array if there is no such column."""
     values = table.get(name, np.empty(0))
     return values[np.isfinite(values)]
 
 
 def scores_in(train: Table, evaluation: Table) -> dict[str, Column]:
-    """Return the evaluation rows of a session with a return, or the training rows if it was never evaluated.
+    """Return those evaluation rows of a session that have a return, or such training rows if it was never
+    evaluated.
 
-    Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in order of the frames.
+    The columns are `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the frames.
     """
     names = ("frame", "return_mean", "wall", "opt_step")
     for table in (evaluation.columns, train.columns):
@@ -213,18 +218,19 @@ def scores_in(train: Table, evaluation: Table) -> dict[str, Column]:
 
 
 def final_return(frames: ArrayLike, returns: ArrayLike) -> float | None:
-    """Return the mean over the rows in the last tenth of the session: those with t_i > 0.9 t_N, at least the
-    last.
+    """Return the mean return over the rows in the last tenth of the session: those with t_i > 0.9 t_N, and at
+    least the last row.
 
-    frames: t_i, in order; returns: the return at each of them. None without rows.
+    frames: the frames t_1, ..., t_N of the rows, in increasing order; returns: the return in each row.
+    Returns None if there are no rows.
     """
     t, r = np.asarray(frames, dtype=np.float64), np.asarray(returns, dtype=np.float64)
     return float(r[(t > (1 - FINAL_SHARE) * t[-1]) | (t == t[-1])].mean()) if len(t) else None
 
 
 def _read_by_frame(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
-    """Return the same as `_read`, with rows sorted by frame and only the last one of each frame. Without a
-    column `frame`, there are no columns and rows."""
+    """Read a table as `_read` does, but with rows sorted by frame and only the last row of each frame. If
+    there is no column `frame`, there are no columns and rows."""
     columns, rows, warnings, cut = _read(path)
     if "frame" not in columns:
         return [], [], [*warnings, *([f"{path.name} has no column `frame`"] if columns else [])], cut
@@ -240,8 +246,8 @@ def _read_by_frame(path: Path) -> tuple[list[str], list[list[str]], list[str], b
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
-    """Return the columns of a table, the cells of each row as text, what is wrong with the file, and whether
-    its last line is incomplete."""
+    """Return the columns of a table, the cells of each row as text, warnings about the file, and whether its
+    last line is incomplete."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -262,7 +268,7 @@ def _read(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
 
 
 def _split(text: str) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of a table, and the cells of each further line. Raises csv.Error."""
+    """Split the text of a table into its columns and the cells of each further line. Raises csv.Error."""
     columns, *rows = [cells for cells in csv.reader(io.StringIO(text, newline="")) if cells] or [[]]
     return columns, rows
 
@@ -315,7 +321,7 @@ def _to_column(cells: Sequence[str]) -> Column:
 
 
 def _to_number(cell: str) -> float:
-    """Return the number in a cell; nan for an empty cell and text."""
+    """Return the number in a cell; nan if the cell is empty or contains text."""
     try:
         return float(cell)
     except ValueError:

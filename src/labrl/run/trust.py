@@ -1,8 +1,10 @@
-"""Check what the configuration in a run or experiment folder of someone else names, before it is imported.
+"""Check the code that the configuration in someone else's run or experiment folder names, before importing
+it.
 
-Such a folder is data. A `_target_` in it is accepted only if it is a class that is defined in labrl, in a
-library that labrl builds on, or in a file of the --config-dir that is typed now, and if it is of the kind
-that its place asks for. Nothing else that it names is imported, unless the user trusts it.
+Someone else's folder is treated as data. A `_target_` in it is accepted only if it names a class that is
+defined in labrl, in a library on which labrl builds, or in a file of the --config-dir of the current command,
+and if the class is of the kind that its place requires. Nothing else that the configuration names is
+imported, unless the user trusts the folder.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from labrl.run.run import Run
 from labrl.run.signature import count_as_own, go_back_to_foreign, is_own, present_trust
 
 LIBRARIES = ("labrl.", "gymnasium.", "torch.nn.", "torch.optim.")
-"""Beginnings of the modules whose classes every configuration may name."""
+"""Prefixes of the modules whose classes every configuration may name."""
 
 _PARTS = "labrl.agents.parts"
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -48,28 +50,33 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "agent.*target": (f"{_PARTS}.targets.TargetNetwork",),
     "agent.*value": (f"{_PARTS}.action_values",),
 }
-"""By a pattern of places, the base classes that they ask for, or the module of classes without a base. The
-first pattern applies."""
+"""The base classes that a place in a configuration requires, or the module of its classes if they have no
+common base, by a pattern of places. The first matching pattern applies."""
 
 USERS = ("callbacks.",)
-"""Places for classes of users. labrl makes its own callbacks itself; one connects to other processes."""
+"""Prefixes of places that accept only classes of users. labrl makes its own callbacks itself, one of which
+connects to other processes."""
 
 HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir", "hydra.sweep.subdir")
-"""Overrides for Hydra that an experiment of someone else may have. Others can start programs."""
+"""Keys of the overrides for Hydra that an experiment of someone else may have. Other overrides can start
+programs."""
 
 
 REFERENCE = r"\$\{[\w.]+\}"
-"""A reference to another key. All else in ${...} may be a function of OmegaConf, whatever it looks like."""
+"""Pattern of a reference to another key. Anything else in ${...} may be a function of OmegaConf, whatever it
+looks like."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a configuration names: a class, a module, an environment that a module registers, or a folder."""
+    """Something that a configuration names: a class, a module, an environment that a module registers, or a
+    folder."""
 
     key: str
     value: str
     passed: str = ""
-    """The texts that it receives: what the user has signed is accepted only with these."""
+    """The texts that the named code receives, as JSON: a name that the user has signed is accepted only with
+    the same texts."""
 
 
 def check_recorded(
@@ -77,9 +84,9 @@ def check_recorded(
 ) -> None:
     """Raise InputError if the configuration of a run names code that neither labrl nor its user has written.
 
-    config: a configuration in the run folder, as plain data; overrides: recorded overrides; composes: whether
-    the run is composed again, for which its folder of groups is needed. Names that the user has signed are
-    accepted. Nothing is imported that is not accepted.
+    config: a configuration in the run folder, as plain data; overrides: the recorded overrides of the run;
+    composes: whether the overrides will be composed again, which requires the recorded folder of groups.
+    Names that the user has signed are accepted. Only accepted code is imported.
     """
     if present_trust().everything:
         return
@@ -94,9 +101,11 @@ def check_recorded(
 
 
 def check_composed(config: Mapping[str, Any]) -> None:
-    """Raise InputError as `check_recorded` does, for what the overrides of someone else compose to.
+    """Raise InputError if a configuration composed from overrides of someone else names code that is not
+    accepted.
 
-    config: the composed configuration as plain data. What the user types now is accepted.
+    config: the composed configuration as plain data. Names that occur in the overrides of the current command
+    are accepted.
     """
     trust = present_trust()
     if trust.foreign is not None and not trust.everything:
@@ -105,9 +114,9 @@ def check_composed(config: Mapping[str, Any]) -> None:
 
 
 def check_experiment(folder: Experiment) -> str | None:
-    """Raise InputError as `check_recorded` does, for the overrides of an experiment and of its trials.
+    """Raise InputError if the overrides of an experiment or of its trials name code that is not accepted.
 
-    Returns the folder of the user's own groups to compose it with.
+    Returns the folder with the user's own groups for composing the experiment; None if there is none.
     """
     info = folder.read_info()
     if is_own(info):
@@ -132,7 +141,7 @@ def _refuse(folder: Path, found: Sequence[Name]) -> None:
     lines = dict.fromkeys(f"  {one.key}: {one.value:.160}" for one in found)
     raise InputError(
         f"{folder} was written by someone else, on another machine or by an earlier version of labrl, or was "
-        "changed since you wrote it. It names code that is not part of labrl, which has not been run:\n"
+        "changed since you wrote it. It names code that is not part of labrl. The code has not been run:\n"
         + "\n".join(lines)
         + f"\nIf you trust all of it: {present_trust().typed}",
         code="untrusted",
@@ -141,7 +150,7 @@ def _refuse(folder: Path, found: Sequence[Name]) -> None:
 
 
 def _names(node: Any, key: str = "") -> Iterator[Name]:
-    """Yield what is named in a configuration, or in the part of it at `key`."""
+    """Yield the classes, modules and environments that a configuration, or its part at `key`, names."""
     parts = dict(walk(node, key))
     for full, value in parts.items():
         parent, _, last = full.rpartition(".")
@@ -157,7 +166,7 @@ def _names(node: Any, key: str = "") -> Iterator[Name]:
 
 
 def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
-    """Yield what is named in overrides, and those that are none."""
+    """Yield everything that overrides name, and the overrides that cannot be parsed."""
     # Imported late: reading a run of labrl's user must not wait for the parser.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep, QuotedString
@@ -192,13 +201,14 @@ def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
 
 
 def _config_dir(facts: Mapping[str, Any]) -> list[Name]:
-    """Return the recorded folder of groups, unless the user types one now."""
+    """Return the recorded folder of groups as a list of names; empty if the current command sets
+    --config-dir."""
     recorded = facts.get("config_dir")
     return [Name("config_dir", str(recorded))] if recorded and present_trust().config_dir is None else []
 
 
 def _accepted(name: Name) -> bool:
-    """Return whether a name may be imported."""
+    """Return whether the code that `name` names may be imported."""
     place, _, last = name.key.rpartition(".")
     if place.startswith("hydra") or "$" in name.value or last not in ("_target_", "id", "import_module"):
         return False
@@ -210,13 +220,14 @@ def _accepted(name: Name) -> bool:
 
 
 def _is_part(target: str, place: str) -> bool:
-    """Return whether a target is a class of labrl, a library or the user, of the kind for its place."""
+    """Return whether a target names a class of labrl, of a trusted library or of the user, and the class is
+    of the kind that its place requires."""
     if not (_is_librarys(target) or _is_users(target)) or not re.fullmatch(r"\w+(\.\w+)+", target):
         return False
     try:
         found = load_target(target)
     except TargetError:
-        return True  # it does not exist; the error for that names similar classes
+        return True  # the class does not exist; a later error names similar classes
     if not isinstance(found, type):
         return False
     home = sys.modules.get(found.__module__)
@@ -238,7 +249,7 @@ def _is_librarys(path: str) -> bool:
 
 
 def _is_users(path: str) -> bool:
-    """Return whether a module, or that of a class, is in the --config-dir that is typed now."""
+    """Return whether a module, or the module of a class, is in the --config-dir of the current command."""
     folder = present_trust().config_dir
     if folder is None:
         return False
@@ -254,7 +265,7 @@ def _is_users(path: str) -> bool:
 
 
 def _is_below(path: str | None) -> bool:
-    """Return whether a file is in the --config-dir that is typed now."""
+    """Return whether a file is in the --config-dir of the current command."""
     folder = present_trust().config_dir
     return None not in (path, folder) and _lies_in(Path(str(path)), Path(str(folder)))
 
@@ -264,7 +275,8 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _entry_points(env_id: str) -> list[str]:
-    """Return what makes the environments of an id that is registered in Gymnasium."""
+    """Return the entry point that makes the environments of an id, as a list; empty if Gymnasium does not
+    know the id."""
     import gymnasium
 
     spec = gymnasium.registry.get(env_id)

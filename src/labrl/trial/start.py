@@ -82,9 +82,8 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
             run = Run.open(order["folder"])
             if run.recorded_status != "waiting":
                 run.wait_until_free()
-                with trusting(
-                    Trust(everything=True)
-                ):  # A planned run has been checked, perhaps on another machine.
+                # A planned run has been checked, perhaps on another machine.
+                with trusting(Trust(everything=True)):
                     run = Resume.on_trial(run).plan(str(run.path), run.first_provenance["command"])
             return train(run).exit_code, None
         except FinishedError:
