@@ -1,4 +1,4 @@
-"""Storage of experience, rollouts and replay buffers, and the minibatches of it that losses read."""
+"""Storage of experience in rollouts and replay buffers, and the minibatches that losses read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Columns:
-    """A minibatch of arrays or tensors; derived dataclasses name the columns.
+    """A minibatch of arrays or tensors. Derived dataclasses define the columns.
 
-    The first column has one row for each sample, the others one or several. Columns that are None stay None.
+    The first column has one row for each sample; every other column has one or several rows for each sample.
+    A column may be None.
     """
 
     place: ClassVar[int] = 0
-    """Address of data that it shares with other minibatches, of which there are none."""
+    """Address of the data that this minibatch shares with other minibatches; 0, because it shares no data."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the columns that are tensors, by name."""
@@ -31,12 +32,12 @@ class Columns:
         return len(next(iter(vars(self).values())))
 
     def __getitem__(self, samples: slice) -> Self:
-        """Return a slice of the samples."""
+        """Return the minibatch of a slice of the samples."""
         columns, count = dict(vars(self)), len(self)
         begin, end, _ = samples.indices(count)
         for name, column in columns.items():
             if column is not None:
-                rows = len(column) // count  # of each sample
+                rows = len(column) // count  # rows of each sample
                 columns[name] = column[begin * rows : end * rows]
         return type(self)(**columns)
 
@@ -56,19 +57,21 @@ class Transitions(Columns):
     reward: Any
     """Discounted sum of the rewards over the window. [batch]"""
     next_observation: Any
-    """State at the end of the window: the true final one if an episode was truncated there. [batch, *obs]"""
+    """State at the end of the window; the true final state if an episode was truncated there. [batch, *obs]
+    """
     discount: Any
-    """Factor of the value of `next_observation`: gamma^k after k steps, 0 after a termination. [batch]"""
+    """Factor that multiplies the value of `next_observation`: gamma^k after k steps, 0 after a termination.
+    [batch]"""
     weight: Any
     """Importance weights, at most 1; all 1 if sampling is uniform. [batch]"""
     index: NDArray[np.int64]
-    """Identifies the transitions for `update_priorities`. [batch]"""
+    """Indices that identify the transitions for `update_priorities`. [batch]"""
     mask: Any = None
     """Valid actions; None if all are always valid. [batch, actions]"""
     next_mask: Any = None
     """Valid actions in `next_observation`; meaningless where `discount` is 0. [batch, actions]"""
     noise: Any = None
-    """Random numbers from which a loss draws actions, [batch, ...]; None if it draws none."""
+    """Random numbers with which a loss samples actions, [batch, ...]; None if the loss samples no actions."""
 
     def as_tensors(self, learner: Any, layout: Callable[[Any], Any]) -> Transitions:
         """Return the transitions as tensors on the device of a `Learner`, except `index`.
@@ -96,9 +99,9 @@ class Minibatch:
     """
 
     observations: Tensor
-    """Observations that include `observation`. [n, *obs]"""
+    """Observations of the rollout, which include `observation`. [n, *obs]"""
     rows: Tensor | None
-    """Rows of `observations` in the minibatch, [batch]; None for all."""
+    """Indices of the minibatch's rows in `observations`, [batch]; None for all rows."""
     action: Tensor
     """[batch, *action]"""
     advantage: Tensor
@@ -106,21 +109,23 @@ class Minibatch:
     value_target: Tensor
     """[batch]"""
     value: Tensor
-    """Value computed by the network that acted. [batch]"""
+    """Value that the network computed when it acted. [batch]"""
     log_prob: Tensor
-    """Log-probability of the action when it was drawn; 0 if it was not requested. [batch]"""
+    """Log-probability of the action when it was sampled; 0 if log-probabilities were not requested. [batch]
+    """
     mask: Tensor | None
     """Valid actions; None if all are always valid. [batch, actions]"""
     sequence_length: int
-    """Number of rows of a sequence."""
+    """Number of rows in each sequence."""
     state: Tensor
-    """Recurrent state before each sequence, of size 0 if the network has none. [sequences, state_size]"""
+    """Recurrent state before each sequence, of size 0 if the network is not recurrent. [sequences,
+    state_size]"""
     start: NDArray[np.bool_]
     """Whether each row, except the first of its sequence, is the first of its episode. [sequences, length]"""
 
     @property
     def observation(self) -> Tensor:
-        """Observations of the rows, [batch, *obs]. They are gathered on access, by each worker for itself."""
+        """Observations of the rows, gathered at each access, by each worker for itself. [batch, *obs]"""
         if self.rows is None:
             return self.observations
         # For images, index_select takes a seventh of the time of indexing with brackets.
@@ -128,7 +133,7 @@ class Minibatch:
 
     @property
     def place(self) -> int:
-        """Address of the observations, which minibatches of a rollout share; the same for every rollout."""
+        """Address of `observations`, which all minibatches of all rollouts have in common."""
         return self.observations.data_ptr()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -150,7 +155,7 @@ class Minibatch:
         return len(self.state)
 
     def __getitem__(self, which: slice) -> Minibatch:
-        """Return a slice of the sequences."""
+        """Return the minibatch of a slice of the sequences."""
         begin, end, _ = which.indices(len(self))
         if end - begin == len(self):
             return self
@@ -174,11 +179,11 @@ class Minibatch:
     ) -> Iterator[Minibatch]:
         """Yield the minibatches of one epoch, with the sequences in the given order.
 
-        order: permutation of the sequences on the CPU, [sequences]; size: rows of a minibatch, a multiple of
-        `sequence_length` that divides the number of rows; std_mean: maps advantages, [minibatches, size], to
-        standard deviations and means, [minibatches, 1] each, with which each minibatch is normalized, None to
-        keep the advantages. Everything except the observations is gathered at once, which is faster than many
-        small look-ups.
+        order: permutation of the sequences on the CPU, [sequences]; size: number of rows in a minibatch, a
+        multiple of `sequence_length` that divides the number of rows; std_mean: function that maps
+        advantages, [minibatches, size], to the standard deviations and means, [minibatches, 1] each, with
+        which the advantages of each minibatch are normalized, None for no normalization. Everything except
+        the observations is gathered at once, which is faster than many small look-ups.
         """
         device, length = self.action.device, self.sequence_length
         rows = order if length == 1 else (order.unsqueeze(1) * length + torch.arange(length)).flatten()

@@ -1,11 +1,11 @@
-"""Rings of the latest frames of each environment, from which a replay buffer makes observations.
+"""Rings of the latest frames of each environment, from which a replay buffer assembles observations.
 
-Three nouns describe a ring, of frames here and of transitions in `Replay`:
+Three terms describe rings of frames, and rings of transitions in `TransitionRing`:
 
-- The *head* is the number of frames ever pushed; frame number i is at place i modulo the ring's length.
-- The latest ones, up to a fixed number, are *live*: observations are made from them.
-- The other places are *spare*. They keep frames that were live at the last checkpoint until the next one, so
-  that a checkpoint of a ring in files needs no copy. Rings in memory have none.
+- The *head* is the number of frames ever pushed; frame i is in slot i modulo the ring's length.
+- The latest frames, up to a fixed number, are *live*: observations are assembled from them.
+- The other slots are *spare*. They keep frames that were live at the last checkpoint until the next
+  checkpoint, so that a checkpoint of a ring in files needs no copy. Rings in memory have no spare slots.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from labrl.spaces import array_dtype
 class FrameRing:
     """The latest frames of every environment, each stored once even if several stacks contain it.
 
-    A frame is identified by its number, the head of its environment before it was pushed. The frames of an
-    observation are consecutive, so an observation is identified by its newest frame.
+    A frame is identified by its index, which is the head of its environment before the frame was pushed. The
+    frames of an observation are consecutive, so an observation is identified by its newest frame.
 
     Byte arrays with three or more axes, the first shorter than the next two, are stacks of frames with the
-    newest last, as in the ALE ([stack, height, width]). All other observations are a single frame, as are
-    observations with several inputs, even if these contain stacks, and arrays whose first axis is a multiple
-    of three, which may be colors: their frames do not shift by one in each step.
+    newest frame last, as in the ALE ([stack, height, width]). Every other observation is stored as a single
+    frame. This includes observations with several inputs, even if an input is a stack, and arrays whose first
+    axis is a multiple of three, because that axis may be colors, which do not shift by one in each step.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -47,9 +47,10 @@ class FrameRing:
     def length_for(self, transitions: int, n_step: int, together: int = 0) -> int:
         """Return the number of frames to keep for the latest `transitions` of one environment.
 
-        For small observations, this is enough for episodes of one step. For images, it is one frame for each
-        transition and a sixteenth more for the starts of episodes, at least enough for the last n_step + 1
-        transitions and the last `together`, which are useful only as a whole.
+        For small observations, the number is large enough for episodes of one step. For images, there is one
+        frame for each transition and a sixteenth more for the starts of episodes. Even episodes of one step
+        leave room for the last n_step + 1 transitions, and for the last `together` transitions, which are
+        useful only if complete.
         """
         if not self.is_image:
             return 2 * transitions + 1
@@ -58,14 +59,15 @@ class FrameRing:
 
     @property
     def max_step_frames(self) -> int:
-        """Largest number of frames that one step pushes: a whole next observation and a whole first one."""
+        """Maximum number of frames that one step pushes: all frames of a next and of a first observation."""
         return 2 * self.stack
 
     def open(self, frames: NDArray, written: NDArray[np.int64], live: int) -> None:
-        """Use an array for the frames from now on.
+        """Set the array in which the frames are stored.
 
-        frames: zeros, or the content of an earlier process, [num_envs, length, *frame]; written: largest
-        head of each environment so far, earlier processes included, [num_envs]; live: number of live frames.
+        frames: array of zeros, or the array that an earlier process filled, [num_envs, length, *frame];
+        written: largest head of each environment so far, including earlier processes, [num_envs]; live:
+        number of live frames.
         """
         self.num_envs, self.length = frames.shape[:2]
         self.frames, self.written, self.live = frames, written, live
@@ -77,7 +79,7 @@ class FrameRing:
         self._same = np.empty((self.num_envs, self.stack - 1, *self.frame), np.bool_)
 
     def begin(self, observation: NDArray, envs: NDArray[np.int64] | None = None) -> None:
-        """Push the first observations of episodes. [num_envs, *obs], or those of `envs`."""
+        """Push the first observations of episodes. observation: [num_envs, *obs], or [len(envs), *obs]."""
         self._push(self._envs if envs is None else envs, self.stacks_of(observation))
 
     def push(
@@ -89,9 +91,10 @@ class FrameRing:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Push the new frames of several steps, and the first observations of new episodes.
 
-        before, after, first: observation, next observation and observation to act on next of each step,
-        [num_envs, *obs] each; over: whether an episode ended, [steps, num_envs]. Returns the newest frame of
-        each observation and of each next observation, [steps, num_envs] each.
+        before: observation of each step; after: next observation of each step; first: observation after each
+        step on which the agent acts next, [num_envs, *obs] each; over: whether an episode ended, [steps,
+        num_envs]. Returns the newest frame of each observation and of each next observation, [steps,
+        num_envs] each.
         """
         if self.stack > 1:
             newest, following = np.empty((2, *over.shape), np.int64)
@@ -123,7 +126,7 @@ class FrameRing:
     def _follow(self, before: NDArray, after: NDArray) -> None:
         """Push the new frames of `after`, the stacks that followed `before`. [num_envs, *obs] each
 
-        A stack is pushed whole unless it is the previous one shifted by one frame.
+        All frames of a stack are pushed unless it is the previous stack shifted by one frame.
         """
         new = self.stacks_of(after)
         shifted = np.equal(new[:, :-1], self.stacks_of(before)[:, 1:], out=self._same)
@@ -141,10 +144,10 @@ class FrameRing:
     def pairs(
         self, env: NDArray[np.int64], newest: NDArray[np.int64], following: NDArray[np.int64]
     ) -> tuple[NDArray, NDArray]:
-        """Return observations of `env` that end with the frames `newest`, and that end with `following`.
+        """Return observations of `env` that end with the frames `newest` and `following`.
 
-        [batch] each -> [batch, *obs] each. Stacks that share frames are parts of one array, into which each
-        frame is copied once.
+        [batch] each -> [batch, *obs] each. Two stacks that share frames are views of one array, into which
+        each frame is copied once.
         """
         if self.stack == 1:
             start = self._start[env]
@@ -172,7 +175,7 @@ class FrameRing:
         return self._flat.take(places + self._start[env][:, None], axis=0)
 
     def _push(self, envs: NDArray[np.int64], frames: NDArray) -> None:
-        """Push the same number of frames for each of `envs`. frames: [len(envs), number, *frame]"""
+        """Push an equal number of frames for each of `envs`. frames: [len(envs), count, *frame]"""
         head = self.head[envs]
         after = head + frames.shape[1]
         # Update `written` before the frames, as in `push`.
@@ -183,7 +186,7 @@ class FrameRing:
 
 
 def _has_image(space: gym.Space[Any]) -> bool:
-    """Return whether an input has three or more axes, so that a frame is large."""
+    """Return whether any input has three or more axes, so that a frame is large."""
     if isinstance(space, gym.spaces.Dict):
         return any(map(_has_image, space.spaces.values()))
     return len(space.shape or ()) >= 3

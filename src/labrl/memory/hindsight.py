@@ -22,17 +22,17 @@ class HindsightReplayConfig(ReplayConfig):
     """Options of hindsight experience replay."""
 
     strategy: Literal["future", "final", "episode"]
-    """State of the same episode whose achieved goal is used, section 4.5: a random state reached by this step
-    or a later one, the last state, or any state."""
+    """State of the transition's episode whose achieved goal becomes the new goal (section 4.5). future: a
+    random state reached by the transition or a later one; final: the last state; episode: any state."""
     relabelled: Probability
-    """Share of transitions that receive another goal, in [0, 1]; k / (k + 1) in the paper's notation."""
+    """Fraction of transitions that receive a new goal, in [0, 1]; k / (k + 1) in the paper's notation."""
 
 
 class HindsightReplay(Replay):
-    """Samples transitions uniformly and gives most of them a goal that was achieved in the same episode.
+    """Samples transitions uniformly and replaces many of their goals with goals achieved in the same episode.
 
-    The environment computes reward and termination for the new goal. Transitions of unfinished episodes keep
-    their original goal.
+    The environment computes the reward and the termination for the new goal. Transitions of unfinished
+    episodes keep their original goal.
     """
 
     Config = HindsightReplayConfig
@@ -46,14 +46,14 @@ class HindsightReplay(Replay):
             raise _no_goals()
         super().__init__(config, gamma=gamma, **runtime)
         self._goals, self._gamma = goals, np.float32(gamma)
-        # First and last step of the episode of the step at each place; last is -1 in unfinished episodes.
+        # First and last step of the episode of the step in each slot; last is -1 in unfinished episodes.
         self._first = np.zeros((self.num_envs, self.slots), np.int64)
         self._last = np.full((self.num_envs, self.slots), -1, np.int64)
         self._begin = np.zeros(self.num_envs, np.int64)  # first step of the unfinished episode [num_envs]
 
     @classmethod
     def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raise InputError if the environment has no goals, or for windows of several steps."""
+        """Raise InputError if the environment has no goals, or if n_step is greater than 1."""
         if goals is None:
             raise _no_goals()
         goals.check()
@@ -62,7 +62,7 @@ class HindsightReplay(Replay):
                 "agent.n_step",
                 n_step,
                 "be 1 with agent/memory=hindsight",
-                why="another goal changes the reward of every step of a window",
+                why="a new goal changes the reward of every step in a window",
                 fix="agent.n_step=1",
                 code="contradiction",
             )
@@ -70,20 +70,20 @@ class HindsightReplay(Replay):
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
-        """Store one vector step; the goals of the episodes that it ends can be replaced from now on."""
+        """Store one vector step. From then on, the goals of episodes that this step ends can be replaced."""
         super().add(observation, action, step, mask, state)
         latest = self.steps - 1
         if step.void:
             ended = self._begin <= latest
         else:
             ended = step.terminated | step.episode_over
-            # Forget the episode that used the place before, which a restored buffer would not know.
+            # Forget the episode that used the slot before, which a restored buffer would not know.
             self._last[:, latest % self.slots] = -1
         for env in np.flatnonzero(ended):
             self._end(int(env), latest)
 
     def sample(self, batch_size: int, frame: int) -> Transitions:
-        """Draw a minibatch like `Replay`, then replace goals."""
+        """Draw a minibatch like `Replay.sample`, then replace goals."""
         sample = super().sample(batch_size, frame)
         step, env = np.divmod(sample.index, self.num_envs)
         last = self._last[env, step % self.slots]
@@ -121,7 +121,7 @@ class HindsightReplay(Replay):
             self._end(env, int(steps[row]))
 
     def _end(self, env: int, last: int) -> None:
-        """Record that an episode of `env` ended with step `last`."""
+        """Record that the current episode of `env` ended with step `last`."""
         first = max(int(self._begin[env]), last + 1 - self.slots)
         places = np.arange(first, last + 1) % self.slots
         self._first[env, places] = first

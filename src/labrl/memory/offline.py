@@ -1,4 +1,4 @@
-"""Transitions that were collected elsewhere, and minibatches that mix them with those of this session."""
+"""Transitions that were collected elsewhere, and minibatches that mix them with a session's transitions."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ class OfflineConfig:
     """Options of learning from transitions that were collected elsewhere."""
 
     share: Probability
-    """Fraction of a minibatch from the source, in [0, 1], once this session has collected transitions."""
+    """Fraction of a minibatch that is drawn from the source, in [0, 1], once this session has collected
+    transitions."""
     online_every: PositiveInt
-    """This session's transitions are used in every n-th update, n >= 1."""
+    """Interval between updates that use this session's transitions, in updates, >= 1; 1: every update."""
     max_transitions: PositiveInt | None
-    """Number of transitions to read from the start of the source, at most, >= 1; null: all."""
+    """Maximum number of transitions to read, from the start of the source, >= 1; null: all."""
 
 
 class Requirements(NamedTuple):
-    """Requirements on a source of transitions."""
+    """Requirements that a source of transitions must meet."""
 
     observation: gym.Space[Any]
-    """Observation space of one environment, flat."""
+    """Flat observation space of one environment."""
     action: gym.Space[Any]
     """Action space of the environment."""
     stored: gym.Space[Any]
@@ -71,19 +72,19 @@ class Chunk(NamedTuple):
     next_mask: Masks = None
     """Valid actions in `next_observation`. [n, actions]"""
     origin: str = "the source"
-    """Where the transitions are from, for messages."""
+    """Description of where the transitions are from, for messages."""
     first: int = 0
-    """Number of the first step in its episode or environment, from 0."""
+    """Index of the first step in its episode or environment, from 0."""
 
     def part(self, rows: slice) -> Chunk:
-        """Return a slice of the transitions."""
+        """Return the chunk of a slice of the transitions."""
         columns: dict[str, Any] = {
             name: column[rows] for name, column in self._asdict().items() if isinstance(column, np.ndarray)
         }
         return self._replace(**columns, first=self.first + (rows.start or 0))
 
     def check(self) -> None:
-        """Raise InputError for numbers that are not finite."""
+        """Raise InputError if a number is not finite."""
         numbers = {"observation": self.observation, "action": self.action, "reward": self.reward}
         for name, column in {**numbers, "next observation": self.next_observation}.items():
             if (found := not_finite(column)) is not None:
@@ -94,13 +95,13 @@ class Chunk(NamedTuple):
         return InputError.about(
             "agent.offline",
             f"{self.origin}, step {self.first + row} (counted from 0): its {why}",
-            "Correct the data, or choose others",
+            "Correct the data, or choose other data",
             code="range",
         )
 
 
 class ChunkReplay(Replay):
-    """Replay buffer that is written and read in chunks, which is many times faster than in steps."""
+    """Replay buffer that is written and read in chunks, which is many times faster than step by step."""
 
     def extend(self, chunk: Chunk) -> None:
         """Store a chunk in a buffer of a single environment that has room for it."""
@@ -123,7 +124,7 @@ class ChunkReplay(Replay):
                 self._drop_without_frames()
 
     def chunks(self, size: int) -> Iterator[Chunk]:
-        """Yield all transitions, at most `size` of one environment at once."""
+        """Yield all transitions in chunks of at most `size` transitions of one environment."""
         for env in range(self.num_envs):
             for begin in range(int(self.oldest[env]), self.steps, size):
                 step = np.arange(begin, min(begin + size, self.steps))
@@ -167,7 +168,7 @@ class ChunkReplay(Replay):
 
 
 class OfflineData:
-    """The transitions of a source, in memory and sampled uniformly; they never change."""
+    """The transitions of a source, which are kept in memory, sampled uniformly and never changed."""
 
     def __init__(
         self,
@@ -177,9 +178,10 @@ class OfflineData:
         wanted: Requirements,
         generator: np.random.Generator,
     ) -> None:
-        """chunks: are read one by one, never all at once; total: number of transitions in all chunks;
-        generator: one of the session's streams, which save it. Raises InputError for too few transitions, and
-        for numbers that are not finite."""
+        """chunks: the source's chunks, read one at a time, never all at once; total: number of transitions in
+        all chunks; generator: one of the session's random streams, so that its state is saved with them.
+        Raises InputError if there are too few transitions or a number is not finite.
+        """
         self._config = config
         total = min(total, config.max_transitions or total)
         if total <= wanted.n_step:
@@ -211,14 +213,14 @@ class OfflineData:
 
     @classmethod
     def environments(cls, config: Any) -> list[Component]:
-        """Return the environments in which the transitions were collected, as far as they are known."""
+        """Return the known environments among those in which the transitions were collected."""
         return []
 
     @classmethod
     def transforms(cls, config: Any) -> list[dict[str, Component]]:
-        """Return the transforms of observations and rewards, by name, of each part of the source.
+        """Return the transforms of observations and rewards, by name, for each part of the source.
 
-        Returns an empty list if they are not known.
+        Returns an empty list if the transforms are not known.
         """
         return []
 
@@ -227,21 +229,21 @@ class OfflineData:
         return len(self._memory)
 
     def observation_statistics(self) -> tuple[NDArray, NDArray]:
-        """Return mean and standard deviation of each component of the observations. [*obs] each"""
+        """Return the mean and standard deviation of each component of the observations. [*obs] each"""
         count, total, squares = 0, np.zeros(()), np.zeros(())
         for chunk in self._memory.chunks(AT_ONCE):
             count += len(chunk.observation)
             total = total + chunk.observation.sum(0, dtype=np.float64)
         mean = total / count
-        # A second pass, because differences of sums of squares lose the digits where the mean is large.
+        # Make a second pass, because differences between sums of squares lose digits where the mean is large.
         for chunk in self._memory.chunks(AT_ONCE):
             squares = squares + np.square(chunk.observation - mean).sum(0)
         return mean, np.sqrt(squares / count)
 
     def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Transitions:
-        """Draw a minibatch of both kinds; transitions of the source come last and have a negative index.
+        """Draw a minibatch of online transitions, then transitions of the source, whose indices are negative.
 
-        update: number of the update, from 0; joined: whether the session's transitions may be used yet.
+        update: index of the update, from 0; joined: whether the session's transitions may be used yet.
         """
         own = batch_size - round(self._config.share * batch_size)
         if not joined or update % self._config.online_every or len(online) < own:
@@ -259,11 +261,11 @@ class OfflineData:
         return Transitions(**columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return number and checksum of the transitions, which stay in the source."""
+        """Return the number and checksum of the transitions. The transitions themselves are not included."""
         return {"transitions": len(self), "checksum": self._checksum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise InputError if the source has other transitions than when the state was saved."""
+        """Raise InputError if the source's transitions have changed since the state was saved."""
         if dict(state) != self.state_dict():
             raise InputError.about(
                 "agent.offline",
@@ -275,7 +277,7 @@ class OfflineData:
 
 
 def _first(chunks: Iterable[Chunk], left: int) -> Iterable[Chunk]:
-    """Yield chunks with `left` transitions in total, the last one shortened."""
+    """Yield the first `left` transitions of the chunks; the last chunk may be cut."""
     for chunk in chunks:
         if left < len(chunk.reward):
             chunk = chunk.part(slice(left))

@@ -1,7 +1,7 @@
 """Replay buffer of the latest transitions (Lin, 1992, "Self-improving reactive agents"; Mnih et al., 2015).
 
-`TransitionRing` stores them, and `Replay` samples them uniformly. Prioritized replay, hindsight and replay of
-sequences derive from `Replay`.
+`TransitionRing` stores the transitions, and `Replay` samples them uniformly. The classes for prioritized
+replay, hindsight and sequences derive from `Replay`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ReplayConfig(StorageConfig):
     """Options of replay buffers of single transitions."""
 
     newest_share: Probability
-    """Share of each minibatch, rounded up, that consists of the newest transitions, in [0, 1]; 1 /
-    batch_size: combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
+    """Fraction of each minibatch that consists of the newest transitions, in [0, 1]; their number is rounded
+    up. 1 / batch_size: combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class ReplayTraits:
     """Requirements of a class of replay buffers."""
 
     sequences: bool = False
-    """Whether it samples sequences with recurrent states instead of single transitions."""
+    """Whether the buffer samples sequences with recurrent states instead of single transitions."""
     goals: bool = False
-    """Whether it computes rewards for other goals, so that the environment must have goals."""
+    """Whether the buffer computes rewards for other goals, so that the environment must have goals."""
 
 
 class Replay(TransitionRing):
     """Replay buffer that samples transitions uniformly.
 
-    Windows of n steps are assembled when sampled. A transition is identified by the number of its vector step
-    and its environment.
+    Windows of n steps are assembled when sampled. A transition is identified by the index of its vector step
+    and by its environment.
 
     To sample differently, derive a class and override `draw` and `weights`.
     """
@@ -54,20 +54,20 @@ class Replay(TransitionRing):
 
     @classmethod
     def check(cls, config: StorageConfig, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raise InputError if options contradict each other."""
+        """Raise InputError if settings contradict each other."""
         config.check_capacity(num_envs, n_step)
 
     @classmethod
     def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raise InputError if the buffer needs goals and the environment has none."""
+        """Raise InputError if the buffer needs goals but the environment has none."""
 
     def __len__(self) -> int:
-        """Return the number of transitions that can be sampled now: those whose window is complete."""
+        """Return the number of transitions that can be sampled now, because their windows are complete."""
         self._write()
         return int(self._available()[1].sum())
 
     def sample(self, batch_size: int, frame: int) -> Transitions:
-        """Draw a minibatch with replacement at `frame` of the run. Later steps do not change it.
+        """Draw a minibatch with replacement at `frame` of the run. Later steps do not change the minibatch.
 
         Raises ValueError if there is nothing to sample.
         """
@@ -77,7 +77,7 @@ class Replay(TransitionRing):
         # Round first, because 0.1 * 30 is slightly more than 3.
         wanted = math.ceil(round(self._config.newest_share * batch_size, 6))
         if wanted:
-            # The newest transitions that can be sampled are among the newest ones of their environments.
+            # The newest transitions that can be sampled are among the newest of each environment.
             steps = self.steps - 1 - np.arange(min(wanted + self._n_step - 1, self.slots))
             there = (steps[:, None] >= self.oldest) & (steps[:, None] < self.complete)
             row, newest = (each[:wanted] for each in np.nonzero(there))
@@ -91,11 +91,11 @@ class Replay(TransitionRing):
         """Receive the errors of sampled transitions, [batch] each, if a derived class defines this method."""
 
     def _available(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the number of the first transition of each environment, and how many can be sampled."""
+        """Return the index of the first transition of each environment, and how many can be sampled."""
         return self.oldest, self.complete - self.oldest
 
     def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw environment and number of `count` transitions, all with the same probability. [count] each"""
+        """Draw the environments and step indices of `count` equally probable transitions. [count] each"""
         first, counts = self._available()
         if self.num_envs == 1:
             return np.zeros(count, np.int64), self.generator.integers(0, int(counts[0]), count) + first
@@ -111,8 +111,8 @@ class Replay(TransitionRing):
     def _windows(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> tuple[NDArray, ...]:
         """Return the windows of `env` that begin at `step`, each of at most n steps. [batch] each
 
-        Returns the rows of the first and the last step, the number of steps between them, and the discounted
-        reward and the discount as in `Transitions`.
+        Returns the row of the first step, the row of the last step, the number of steps between these two,
+        and the discounted reward and the discount as in `Transitions`.
         """
         if self._n_step == 1:
             row = self.rows.reshape(-1).take(step % self.slots + env * self.slots)
@@ -149,7 +149,7 @@ class Replay(TransitionRing):
 
 
 def replay_class(memory: Component) -> type[Replay]:
-    """Load the class that `memory` names. Raises InputError unless it derives from `Replay`."""
+    """Load the class that `memory` names. Raises InputError unless the class derives from `Replay`."""
     found = memory.load()
     if isinstance(found, type) and issubclass(found, Replay) and isinstance(memory.config, StorageConfig):
         return found

@@ -1,8 +1,8 @@
 """Rollouts: the latest steps of one policy, their advantages, and minibatches of them.
 
-A `Rollout` contains `horizon` steps of every environment, `Episodes` contain a number of whole episodes.
-Agents use both in the same way: `add_action` and `add_result` in each step; once the rollout is `full`,
-`set_values`, `advantages`, `batch` and `clear`.
+A `Rollout` contains `horizon` steps of every environment; `Episodes` contains a set number of complete
+episodes. Agents use both in the same way: they call `add_action` and `add_result` in each step, and once the
+rollout is `full`, they call `set_values`, `advantages`, `batch` and `clear`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from labrl.step import Masks, States, Step
 
 STACK = 4
-"""Frames in a stack that can be packed: four bytes of a pixel are compared and shifted as one integer."""
+"""Number of frames in a stack that can be packed. Each pixel's four bytes are processed as one integer."""
 
 
 def generalized_advantages(
@@ -40,10 +40,10 @@ def generalized_advantages(
 ) -> NDArray[np.float32]:
     """Compute generalized advantage estimates (Schulman et al., 2016, arXiv:1506.02438, eq. 16).
 
-    All arrays are [horizon, num_envs]. `next_value` is the value of the state that the step led to: the true
-    final observation if a time limit truncated the episode. Only termination stops the bootstrap. The sum of
-    errors stops wherever the next row is not the successor state, and at a lost life, which ends the episode
-    for the learner.
+    All arrays are [horizon, num_envs]. `next_value` is the value of the state that the step led to, which is
+    the true final observation if a time limit truncated the episode. Only a termination stops bootstrapping.
+    The sum of errors stops wherever the next row is not the successor state, and at a lost life, which ends
+    the episode for the learner.
     """
     advantage = (reward + gamma * next_value * ~terminated - value).astype(np.float32, copy=False)
     decay = np.float32(gamma * gae_lambda) * ~(terminated | episode_over)
@@ -57,22 +57,23 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
 
     space: space of one observation.
     """
-    from labrl.memory.workspace import gigabytes, memory_available  # not needed to learn
+    from labrl.memory.workspace import gigabytes, memory_available  # not needed for learning
 
     needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
     available = memory_available()
     if available is not None and needed > available:
         raise InputError.resources(
             f"agent.horizon={horizon} x env.num_envs={num_envs}",
-            f"the observations of a rollout need {gigabytes(needed)} GB of memory, but "
+            f"the observations of a rollout need {gigabytes(needed)} GB of memory, but only "
             f"{gigabytes(available)} GB are available",
             f"agent.horizon={max(horizon * available // needed, 1)} or less, or env.num_envs lower",
         )
 
 
 def nearest_divisor(number: int, wanted: int, unit: int) -> int:
-    """Return the divisor of `number` that is a multiple of `unit` and nearest to `wanted`, or the smaller
-    one of two."""
+    """Return the divisor of `number` that is a multiple of `unit` and nearest to `wanted`.
+
+    Of two equally near divisors, returns the smaller one."""
     number //= unit
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     divisors = small + [number // divisor for divisor in reversed(small)]
@@ -82,7 +83,7 @@ def nearest_divisor(number: int, wanted: int, unit: int) -> int:
 def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) -> None:
     """Raise InputError unless the minibatch size divides the rollout.
 
-    env: the `env` group; unit: number of steps that must divide a minibatch.
+    env: the `env` group; unit: number of which a suggested minibatch size is a multiple.
     """
     rollout = horizon * env.num_envs
     if rollout % batch_size:
@@ -90,8 +91,7 @@ def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) ->
             "agent.batch_size",
             batch_size,
             f"divide the rollout of {rollout} steps (agent.horizon={horizon} x env.num_envs={env.num_envs})",
-            fix="The nearest value that does is "
-            f"agent.batch_size={nearest_divisor(rollout, batch_size, unit)}",
+            fix=f"The nearest allowed value is agent.batch_size={nearest_divisor(rollout, batch_size, unit)}",
             code="contradiction",
         )
 
@@ -111,18 +111,18 @@ def check_budget(horizon: int, env: Any) -> None:
 
 
 class Segments(NamedTuple):
-    """Sequences of steps, cut where an episode ends inside them. A batch contains segment after segment."""
+    """Segments that result from cutting sequences of steps where episodes end, in the order of the batch."""
 
     lengths: NDArray[np.int64]
     """Number of steps of each segment, >= 1. [segments]"""
     first: NDArray[np.int64]
-    """First segment of each sequence. [sequences]"""
+    """Index of the first segment of each sequence. [sequences]"""
     carried: NDArray[np.bool_]
     """Whether a sequence begins in the middle of an episode. [sequences]"""
 
     @classmethod
     def of(cls, start: NDArray[np.bool_]) -> Segments:
-        """Return the segments of sequences of the same length.
+        """Return the segments of sequences of equal length.
 
         start: whether each step is the first of its episode, [sequences, length].
         """
@@ -132,8 +132,8 @@ class Segments(NamedTuple):
     def of_rows(cls, start: NDArray[np.bool_], begin: NDArray[np.int64]) -> Segments:
         """Return the segments of consecutive sequences of any lengths.
 
-        start: whether each row is the first of its episode, [rows]; begin: first row of each sequence, and
-        the number of rows, [sequences + 1].
+        start: whether each row is the first of its episode, [rows]; begin: index of the first row of each
+        sequence, followed by the number of rows, [sequences + 1].
         """
         begins = start.copy()
         begins[begin[:-1]] = True
@@ -142,11 +142,11 @@ class Segments(NamedTuple):
 
     @property
     def last(self) -> NDArray[np.int64]:
-        """Last segment of each sequence. [sequences]"""
+        """Index of the last segment of each sequence. [sequences]"""
         return np.append(self.first[1:], len(self.lengths)) - 1
 
     def states(self, state: Tensor) -> Tensor:
-        """Return the state before each segment: that before its sequence, or 0 at the start of an episode.
+        """Return the state before each segment: the sequence's state, or 0 at the start of an episode.
 
         state: state before each sequence, [sequences, state_size]. Returns [segments, state_size].
         """
@@ -159,8 +159,8 @@ class Segments(NamedTuple):
 def reset_states(state: NDArray, start: NDArray[np.bool_] | None, num_envs: int) -> NDArray:
     """Return the recurrent state where episodes continue, and 0 where they begin. [num_envs, state_size]
 
-    start: whether an episode begins, [num_envs], None if one does everywhere. A state of another number of
-    environments is ignored.
+    start: whether an episode begins in each environment, [num_envs], None if episodes begin in all of them. A
+    state for a different number of environments is ignored.
     """
     if start is None or len(state) != num_envs:
         return np.zeros((num_envs, state.shape[1]), np.float32)
@@ -168,30 +168,31 @@ def reset_states(state: NDArray, start: NDArray[np.bool_] | None, num_envs: int)
 
 
 class TruncatedState(NamedTuple):
-    """The last state of a truncated episode, whose value is needed although no row contains it."""
+    """The last state of a truncated episode. Its value is needed, but no row contains the state."""
 
     t: int
-    """Step of the rollout that led to the state."""
+    """Index of the rollout's step that led to the state."""
     env: int
     observation: NDArray
     """Observation in the network's layout. [*obs]"""
     mask: Masks
     """Valid actions in the state; None if all are always valid. [actions]"""
     state: States
-    """Recurrent state before the observation, of size 0 if the network has none. [state_size]"""
+    """Recurrent state before the observation, of size 0 if the network is not recurrent. [state_size]"""
 
 
 class Rollout:
     """Fixed arrays `[horizon, num_envs, ...]` that are filled step by step and then read as one batch.
 
     The batch contains sequence after sequence, each with `sequence_length` consecutive steps of one
-    environment: first the first sequences of all environments, then the second ones, and so on.
+    environment. The first sequences of all environments come first, then all second sequences, and so on.
     """
 
     def __init__(self, horizon: int, num_envs: int, *, sequence_length: int = 1, state_size: int = 0) -> None:
-        """sequence_length: divides the horizon; state_size: size of the recurrent state, 0 if there is none.
+        """sequence_length: number of steps in a sequence, a divisor of the horizon; state_size: size of the
+        recurrent state, 0 if there is none.
 
-        The first choice that is stored determines the shapes and types of the other arrays.
+        The first call of `add_action` determines the shapes and types of all arrays that it fills.
         """
         self.horizon, self.num_envs, self.sequence_length = horizon, num_envs, sequence_length
         shape = (horizon, num_envs)
@@ -202,13 +203,13 @@ class Rollout:
             "episode_over": np.zeros(shape, np.bool_),
         }
         self._state = np.zeros((horizon // sequence_length, num_envs, state_size), np.float32)
-        self._on_device: Tensor | None = None  # copy of the observations, always in the same place
+        self._on_device: Tensor | None = None  # copy of the observations, always at the same address
         self.truncated_states: list[TruncatedState] = []
         self.t = 0
         """Number of steps stored so far."""
 
     def __getitem__(self, name: str) -> NDArray:
-        """Return the array with a name, [horizon, num_envs, ...]."""
+        """Return the array called `name`, [horizon, num_envs, ...]."""
         return self._arrays[name]
 
     @property
@@ -225,11 +226,12 @@ class Rollout:
         mask: Masks = None,
         state: States = None,
     ) -> None:
-        """Store observation and action of step t; `add_result` follows.
+        """Store the observation and action of step t. A call of `add_result` must follow.
 
-        observation: in the network's layout, a tensor to keep observations on its device; parameters, value:
-        outputs of the network, if the agent needs them; mask: valid actions, if there are masks; state:
-        recurrent state before the observation, if the network has one. [num_envs, ...] each
+        observation: observation in the network's layout, a tensor to keep observations on its device;
+        parameters, value: outputs of the network, if the agent needs them; mask: valid actions, if there are
+        masks; state: recurrent state before the observation, if the network is recurrent. [num_envs, ...]
+        each
         """
         arrays, t = self._arrays, self.t
         if "observation" not in arrays:  # the first step determines shapes and types
@@ -258,8 +260,9 @@ class Rollout:
     ) -> None:
         """Store the outcome of step t and advance to step t + 1.
 
-        layout: the network's layout, for the last observations of truncated episodes; state: recurrent state
-        after step t, if the network has one, [num_envs, state_size].
+        layout: function that converts observations to the network's layout, for the last observations of
+        truncated episodes; state: recurrent state after step t, if the network is recurrent, [num_envs,
+        state_size].
         """
         if np.count_nonzero(step.truncated):
             final, masks = layout(step.next_observation), step.next_mask
@@ -273,11 +276,11 @@ class Rollout:
         self.t += 1
 
     def bootstrap_states(self, observation: NDArray, state: NDArray) -> tuple[NDArray, NDArray]:
-        """Return the states whose values `advantages` needs: after the last row, and `truncated_states`.
+        """Return the states whose values `advantages` needs: those after the last row, and truncated states.
 
-        observation, state: observations after the last row in the network's layout, and recurrent states
-        there, of size 0 if there are none, [num_envs, ...] each. Returns observations and recurrent states,
-        [n, ...] each.
+        observation: observations after the last row, in the network's layout; state: recurrent states before
+        these observations, of size 0 if the network is not recurrent; [num_envs, ...] each. Returns
+        observations and recurrent states, [n, ...] each.
         """
         if not self.truncated_states:
             return observation, state
@@ -286,12 +289,12 @@ class Rollout:
         return np.concatenate([observation, finals]), np.concatenate([state, states])
 
     def set_values(self, value: NDArray) -> None:
-        """Fill in the values of all rows of the batch, in the order of `rows`. [n]"""
+        """Set the values of all rows of the batch, in the order of `rows`. [n]"""
         shape = (-1, self.num_envs, self.sequence_length)
         self._arrays["value"][:] = value.reshape(shape).swapaxes(1, 2).reshape(self.horizon, self.num_envs)
 
     def advantages(self, bootstrap_value: NDArray, gamma: float, gae_lambda: float) -> NDArray[np.float32]:
-        """Return the advantages of a full rollout whose values are filled in, in the order of `rows`. [n]
+        """Return the advantages of a full rollout whose values have been set, in the order of `rows`. [n]
 
         bootstrap_value: values of the states that `bootstrap_states` returned. [n]
         """
@@ -316,7 +319,7 @@ class Rollout:
         """
         value, length = self.rows("value"), self.sequence_length
         mask = self.rows("mask") if "mask" in self._arrays else None
-        # These columns are gathered together later, so they share one array.
+        # These columns will be gathered together, so they share one array.
         small = np.zeros((4, len(value)), np.float32)
         small[0], small[2] = advantage, value
         np.add(advantage, value, out=small[1])
@@ -325,7 +328,7 @@ class Rollout:
         columns = torch.from_numpy(small).to(device).unbind()
         observations = torch.as_tensor(self.rows("observation"))
         if observations.device.type != (to := torch.device(device)).type and to.type != "cpu":
-            # Copy them to the same place for every rollout, so that graphs can read them.
+            # Copy the observations of every rollout to the same address, so that graphs can read them.
             if self._on_device is None or self._on_device.shape != observations.shape:
                 self._on_device = torch.empty_like(observations, device=to)
             observations = self._on_device.copy_(observations, non_blocking=True)
@@ -349,7 +352,7 @@ class Rollout:
 
     @property
     def masks(self) -> Masks:
-        """Valid actions of the rows of the batch; None if all are always valid. [n, ...]"""
+        """Valid actions in the rows of the batch; None if all actions are always valid. [n, ...]"""
         return self.rows("mask") if "mask" in self._arrays else None
 
     def clear(self) -> None:
@@ -369,7 +372,7 @@ class Rollout:
         return parts.swapaxes(1, 2).reshape(-1, *array.shape[2:])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the filled rows, with each frame of stacked observations once."""
+        """Return copies of the filled rows. Each frame of stacked observations is contained once."""
         arrays = {name: array[: self.t] for name, array in self._arrays.items()}
         begun = -(-self.t // self.sequence_length) if self._state.size else 0
         return {
@@ -383,7 +386,7 @@ class Rollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, also in the middle of a rollout."""
+        """Restore a saved state, even one that was saved in the middle of a rollout."""
         self.t = int(state["t"])
         packed = state["observation"]
         saved = {} if packed is None else {"observation": unpack_stacks(packed)}
@@ -397,17 +400,17 @@ class Rollout:
 
 
 class Episodes(Rollout):
-    """A rollout of whole episodes, full once `count` have ended; unfinished ones stay for the next rollout.
+    """A rollout of complete episodes. It is full once `count` episodes have ended.
 
-    A lost life ends an episode for the learner. Memory grows with the longest episode. The batch contains
-    environment after environment.
+    Unfinished episodes are kept for the next rollout. A lost life ends an episode for the learner. The memory
+    that the rollout needs grows with the longest episode. The batch contains environment after environment.
     """
 
     FIRST_ROWS = 128
     """Initial capacity in vector steps."""
 
     def __init__(self, count: int, num_envs: int) -> None:
-        """count: number of episodes over all environments."""
+        """count: number of episodes in a rollout, over all environments."""
         super().__init__(self.FIRST_ROWS, num_envs)
         self._count, self._ended = count, 0
         self._first = np.zeros(self.num_envs, np.int64)  # first row that no update has used [num_envs]
@@ -415,29 +418,29 @@ class Episodes(Rollout):
 
     @property
     def full(self) -> bool:
-        """Whether enough episodes have ended, so that an update is due."""
+        """Whether enough episodes have ended that an update is due."""
         return self._ended >= self._count
 
     def add_action(self, observation: NDArray | Tensor, *choice: Any, **state: Any) -> None:
-        """Store observation and action of step t in main memory, after making room."""
+        """Store the observation and action of step t in main memory, after making room."""
         self._make_room(self.t + 1)
         super().add_action(_as_array(observation), *choice, **state)
 
     def add_result(
         self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
     ) -> None:
-        """Store the outcome of step t like `Rollout`, and count the episodes that it ends."""
+        """Store the outcome of step t, like `Rollout.add_result`, and count the episodes that it ends."""
         super().add_result(step, layout, state)
         ended = step.terminated | step.episode_over
         self._end[ended] = self.t
         self._ended += int(ended.sum())
 
     def set_values(self, value: NDArray) -> None:
-        """Fill in the values of all rows of the batch, in the order of `rows`. [n]"""
+        """Set the values of all rows of the batch, in the order of `rows`. [n]"""
         self._arrays["value"][: self.t].swapaxes(0, 1)[self._whole().T] = value
 
     def clear(self) -> None:
-        """Discard the finished episodes and keep the others."""
+        """Discard the finished episodes and keep the unfinished ones."""
         self._first[:] = self._end
         gone = int(self._first.min())
         if gone:
@@ -451,12 +454,12 @@ class Episodes(Rollout):
         self._ended = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the stored rows, and the bounds of the finished episodes."""
+        """Return copies of the stored rows and the bounds of the finished episodes."""
         own = {"ended": self._ended, "first": self._first.copy(), "end": self._end.copy()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, also in the middle of episodes."""
+        """Restore a saved state, even one that was saved in the middle of episodes."""
         self._make_room(int(state["t"]))
         super().load_state_dict(state)
         self._ended = int(state["ended"])
@@ -474,16 +477,17 @@ class Episodes(Rollout):
         return array[: self.t].swapaxes(0, 1)[self._whole().T]
 
     def _make_room(self, rows: int) -> None:
-        """Make room for a number of rows. Raises LabrlError before the system would kill the process."""
+        """Make room for `rows` rows. Raises LabrlError before the system would kill the process."""
         while self.horizon < rows:
-            from labrl.memory.workspace import memory_available  # needed seldom
+            from labrl.memory.workspace import memory_available  # rarely needed
 
             more, free = sum(array.nbytes for array in self._arrays.values()), memory_available()
             if free is not None and more > free:
                 raise LabrlError(
                     f"agent.episodes: storing {self.num_envs} episodes of up to {self.t:,} steps needs "
-                    f"{more / 2**30:.1f} GB more, but {free / 2**30:.1f} GB are free. Learn from a fixed "
-                    "number of steps (agent.horizon) instead of whole episodes, or lower env.num_envs.",
+                    f"{more / 2**30:.1f} GB more, but only {free / 2**30:.1f} GB are free. Learn from a "
+                    "fixed number of steps (agent.horizon) instead of complete episodes, or lower "
+                    "env.num_envs.",
                     code="resources",
                     key="agent.episodes",
                 )
@@ -493,16 +497,16 @@ class Episodes(Rollout):
 
 
 def _as_array(values: NDArray | Tensor) -> NDArray:
-    """Return an array, or a tensor as an array in main memory."""
+    """Return `values` as an array in main memory."""
     return values.cpu().numpy() if isinstance(values, Tensor) else values
 
 
 def pack_stacks(rows: NDArray) -> dict[str, NDArray]:
-    """Pack consecutive observations of several environments, storing the frames of stacks once.
+    """Pack consecutive observations of several environments, so that each frame of stacks is stored once.
 
-    rows: [steps, num_envs, *obs]. Stacks of four frames of bytes, along the last axis and with the newest
-    last, shrink to almost a quarter. Other observations, and the first of an episode, are stored whole.
-    `unpack_stacks` restores the rows exactly in all cases.
+    rows: [steps, num_envs, *obs]. Stacks of four byte frames along the last axis, with the newest frame last,
+    shrink to almost a quarter. Other observations, and the first observation of each episode, are stored in
+    full. `unpack_stacks` always restores the rows exactly.
     """
     is_stack = rows.dtype == np.uint8 and rows.ndim == 5 and rows.shape[-1] == STACK
     if not is_stack or len(rows) == 0 or sys.byteorder != "little":
@@ -512,7 +516,7 @@ def pack_stacks(rows: NDArray) -> dict[str, NDArray]:
     kept, shifted = np.empty_like(pixels[0]), np.empty_like(pixels[0])
     same = np.empty(kept.shape, np.bool_)
     for t in range(1, len(rows)):
-        # Compare the three older frames of this stack with the three newer ones of the previous stack.
+        # Compare the three older frames of this stack with the three newer frames of the previous stack.
         np.bitwise_and(pixels[t], 0x00FFFFFF, out=kept)
         np.right_shift(pixels[t - 1], 8, out=shifted)
         np.equal(kept, shifted, out=same)

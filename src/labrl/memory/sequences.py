@@ -1,4 +1,4 @@
-"""Replay of sequences with the recurrent state before each sequence (Kapturowski et al., 2019, R2D2)."""
+"""Replay of sequences, each with the recurrent state before it (Kapturowski et al., 2019, R2D2)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from labrl.types import NonNegativeInt, PositiveInt
 
 @dataclass(kw_only=True)
 class SequenceReplayConfig(StorageConfig):
-    """Options of a replay buffer of sequences, which may extend over the ends of episodes."""
+    """Options of a replay buffer of sequences. A sequence may extend beyond the end of an episode."""
 
     sequence_length: PositiveInt
-    """Steps of a sequence including the burn-in, >= 1; m in the paper."""
+    """Number of steps in a sequence, including the burn-in, >= 1; m in the paper."""
     burn_in: NonNegativeInt
     """Number of initial steps of a sequence that only update the network's state, >= 0 and less than
-    sequence_length. Sequences overlap by this number, so that every step is learned from equally often."""
+    sequence_length. Consecutive sequences overlap by this number, so that every step is learned from equally
+    often."""
 
     def __post_init__(self) -> None:
         if self.burn_in >= self.sequence_length:
@@ -38,37 +39,37 @@ class SequenceReplayConfig(StorageConfig):
 
     @property
     def learned(self) -> int:
-        """Number of steps of a sequence to learn from, and the distance between starts of sequences."""
+        """Number of steps of a sequence to learn from; also the distance between the starts of sequences."""
         return self.sequence_length - self.burn_in
 
     def steps_for(self, n_step: int) -> int:
-        """Return the number of steps of an environment that one sequence and its targets need."""
+        """Return the number of consecutive steps that one sequence and its targets need."""
         return self.sequence_length + n_step - 1
 
     def reasons(self, num_envs: int, n_step: int) -> str:
-        """Return the options that determine the number of steps to keep, for messages."""
+        """Return the settings that determine the number of steps to keep, for messages."""
         return f"{super().reasons(num_envs, n_step)}, agent.memory.sequence_length={self.sequence_length}"
 
     def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
-        """Return the number of frames after which sequences have `batch_size` steps to learn from."""
+        """Return the number of frames after which there are `batch_size` steps to learn from."""
         rounds = -(-batch_size // (self.learned * num_envs))
         return num_envs * (self.steps_for(n_step) + (rounds - 1) * self.learned)
 
     def steps_kept(self, n_step: int) -> int:
-        """Return the number of steps that always contain a whole sequence."""
+        """Return the number of steps that always contain a complete sequence."""
         return self.steps_for(n_step) + self.learned
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Observations of consecutive sequences."""
+    """Observations in the rows of sequences, one sequence after the other."""
 
     observation: Any
     """[rows, *obs]"""
     start: NDArray[np.bool_]
-    """Whether each row is the first of its episode; states before sequences are already reset. [rows]"""
+    """Whether each row is the first of its episode. [rows] A state before a sequence is already reset."""
     begin: NDArray[np.int64]
-    """First row of each sequence, and the number of rows. [sequences + 1]"""
+    """Index of the first row of each sequence, followed by the number of rows. [sequences + 1]"""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -86,28 +87,30 @@ class SequenceSample(Columns):
     """A minibatch of sequences, which `as_tensors` converts for a loss. Read only."""
 
     state: Any
-    """Recurrent state of the network that acted, before each sequence. [sequences, state_size]"""
+    """Recurrent state before each sequence, computed by the network that acted. [sequences, state_size]"""
     burn_in: Rows
-    """Steps of the burn-in."""
+    """Rows of the burn-in."""
     rows: Rows
-    """Steps to learn from, the steps after them that targets need, and the true final observations of
-    episodes."""
+    """Rows of the steps to learn from, of the later steps that targets need, and of the true final
+    observations of episodes."""
     at: Any
-    """Row of each step to learn from, relative to the first row of its sequence. [sequences, learned]"""
+    """Row of each step to learn from, relative to the first row of the step's sequence. [sequences, learned]
+    """
     following: Any
-    """Row of the state at the end of the step's window, relative to the same row. [sequences, learned]"""
+    """Row of the state at the end of each step's window, relative to the first row of the step's sequence.
+    [sequences, learned]"""
     action: Any
     """[sequences * learned, *action]"""
     reward: Any
     """Discounted sum of the rewards over the window. [sequences * learned]"""
     discount: Any
-    """Factor of the value at `following`. [sequences * learned]"""
+    """Factor that multiplies the value at `following`. [sequences * learned]"""
     weight: Any
     """Importance weights, at most 1. [sequences]"""
     index: NDArray[np.int64]
-    """Identifies the sequences for `update_priorities`. [sequences]"""
+    """Indices that identify the sequences for `update_priorities`. [sequences]"""
     next_mask: Any
-    """Valid actions at `following`; None if all are always valid. [sequences * learned, actions]"""
+    """Valid actions at `following`; None if all actions are always valid. [sequences * learned, actions]"""
 
     def as_tensors(self, learner: Any, layout: Callable[[Any], Any]) -> SequenceSample:
         """Return the sequences as tensors on the device of a `Learner`, except `index`.
@@ -125,9 +128,9 @@ class SequenceSample(Columns):
 class SequenceReplay(Replay):
     """Replay buffer that samples sequences uniformly.
 
-    Sequences of an environment start every `learned` steps, regardless of episodes, and may extend over the
+    Sequences of an environment start every `learned` steps, regardless of episodes, and may extend beyond the
     end of an episode, where the network's state is reset and targets end. A sequence is identified by its
-    number in its environment.
+    environment and its index there.
     """
 
     Config = SequenceReplayConfig
@@ -141,14 +144,14 @@ class SequenceReplay(Replay):
 
     @classmethod
     def check(cls, config: Any, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raise InputError if no sequence fits, or if a minibatch does not consist of whole sequences."""
+        """Raise InputError if no sequence fits, or if a minibatch does not consist of complete sequences."""
         super().check(config, batch_size=batch_size, num_envs=num_envs, n_step=n_step)
         learned = config.learned
         if batch_size % learned:
             raise InputError.value(
                 "agent.batch_size",
                 batch_size,
-                f"be a multiple of {learned}, the steps of a sequence after the burn-in "
+                f"be a multiple of {learned}, the number of steps in a sequence after the burn-in "
                 f"(agent.memory.sequence_length={config.sequence_length} minus "
                 f"agent.memory.burn_in={config.burn_in})",
                 fix=f"agent.batch_size={-(-batch_size // learned) * learned}",
@@ -158,7 +161,7 @@ class SequenceReplay(Replay):
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
-        """Store one vector step, and the recurrent state, [num_envs, state_size], if a sequence starts."""
+        """Store one vector step and, if a sequence starts, the recurrent state, [num_envs, state_size]."""
         number, rest = divmod(self.steps, self._period)
         if rest == 0:
             self._states[:, number % self._states.shape[1]] = state
@@ -179,7 +182,7 @@ class SequenceReplay(Replay):
         steps = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])
         frames, led_to = steps["frame"], steps["next_frame"]
         start = np.zeros(frames.shape, np.bool_)
-        start[:, 1:] = frames[:, 1:] != led_to[:, :-1]  # the first observation of a new episode is between
+        start[:, 1:] = frames[:, 1:] != led_to[:, :-1]  # the first observation of a new episode lies between
         before = Rows(
             self._ring.observations(np.repeat(env, burn_in), frames[:, :burn_in].ravel()),
             start[:, :burn_in].ravel(),
@@ -215,7 +218,7 @@ class SequenceReplay(Replay):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state except the generator; states in memory are not copied."""
+        """Return the complete state except the generator. Recurrent states in memory are not copied."""
         used = -(-self.steps // self._period)
         return {
             **super().state_dict(),
@@ -231,7 +234,7 @@ class SequenceReplay(Replay):
                 raise InputError.value(
                     f"agent.memory.{name}",
                     length,
-                    f"stay {state[name]}, as it was when the checkpoint was written",
+                    f"remain {state[name]}, as it was when the checkpoint was written",
                     fix=f"agent.memory.{name}={state[name]}",
                     code="changed-past",
                 )
@@ -241,12 +244,14 @@ class SequenceReplay(Replay):
                 own_states[: len(states)] = states
 
     def _more_layouts(self, live: int, spare: int, state_size: int) -> dict[str, Layout]:
-        # States need spare places in proportion to those of the transitions, so that they last as long.
+        # States need as large a proportion of spare slots as transitions, so that both are kept equally long.
         places, least = (live + spare) // self._period + 2, live // self._period + 2
         return {"states": Layout((self.num_envs, places, state_size), np.dtype(np.float32), least)}
 
     def _available(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the number of the first sequence of each environment, and how many are complete, with the
-        steps of their targets."""
+        """Return the index of the first sequence of each environment, and how many sequences are complete.
+
+        A sequence is complete if the steps that its targets need have been stored too.
+        """
         first = -(-self.oldest // self._period)
         return first, np.maximum((self.steps - self._count) // self._period + 1 - first, 0)

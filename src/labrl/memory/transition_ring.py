@@ -1,7 +1,8 @@
 """Ring of the latest transitions of each environment, in memory or in files.
 
-`TransitionRing` stores rows of transitions, and the frames of their observations in a `FrameRing`; both have
-a head, live and spare places, as `frame_ring.py` explains. `Replay` samples from it.
+`TransitionRing` stores rows of transitions, and the frames of their observations in a `FrameRing`. Both rings
+have a head, live slots and spare slots, as `frame_ring.py` explains. `Replay` samples from a
+`TransitionRing`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from labrl.types import PositiveInt
 
 _log = logging.getLogger(__name__)
 MAX_BLOCK = 32
-"""Largest number of vector steps that are written together."""
+"""Maximum number of vector steps that are written together."""
 
 _OUTCOME = operator.attrgetter(
     "reward", "terminated", "episode_over", "next_observation", "observation", "next_mask"
@@ -38,22 +39,22 @@ _WAY_OUT = "Resume from a newer checkpoint, or start a new run."
 
 @dataclass(kw_only=True)
 class StorageConfig:
-    """Options of the storage of transitions."""
+    """Options for storing transitions."""
 
     capacity: PositiveInt
     """Number of latest transitions to keep, divided equally among the environments; >= env.num_envs *
-    (agent.n_step + 1). Buffers of images keep a sixteenth more frames than this: with episodes of only a few
-    dozen steps, the oldest transitions are dropped early."""
+    (agent.n_step + 1). Buffers of images have room for a sixteenth more frames than transitions; if episodes
+    last only a few dozen steps, the oldest transitions are dropped early."""
     storage: Literal["ram", "mmap"]
-    """Storage of the transitions: ram (in memory; each checkpoint writes all of them) or mmap (in files of
-    the run folder; a checkpoint writes only new ones)."""
+    """Storage of the transitions: ram (in memory; each checkpoint writes all transitions) or mmap (in files
+    of the run folder; a checkpoint writes only new transitions)."""
 
     def steps_kept(self, n_step: int) -> int:
-        """Return the number of steps of an environment to keep, so that one can always be sampled."""
+        """Return the number of steps of each environment to keep, so that one step can always be sampled."""
         return n_step + 1
 
     def reasons(self, num_envs: int, n_step: int) -> str:
-        """Return the options that determine the number of steps to keep, for messages."""
+        """Return the settings that determine the number of steps to keep, for messages."""
         return f"env.num_envs={num_envs}, agent.n_step={n_step}"
 
     def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
@@ -68,7 +69,7 @@ class StorageConfig:
                 "agent.memory.capacity",
                 self.capacity,
                 f"be at least {num_envs * steps}",
-                why=f"{steps} steps of each environment are kept ({self.reasons(num_envs, n_step)})",
+                why=f"it must keep {steps} steps of each environment ({self.reasons(num_envs, n_step)})",
                 fix=f"agent.memory.capacity={num_envs * steps} or more",
                 code="contradiction",
             )
@@ -77,10 +78,11 @@ class StorageConfig:
 class TransitionRing:
     """Stores the latest steps of every environment as rows of transitions.
 
-    The steps of each environment are in a ring of rows of the same length. The steps of an environment from
-    `oldest` to before `complete` are transitions: all rewards of their n steps are known. Written rows never
-    change, except that a resume may set `cut` in the last one to break off its episode, which every resume
-    from there does. Checkpoints therefore need no copy of rings in files.
+    The steps of each environment are in a ring of rows; all rings have the same length. The steps of an
+    environment from `oldest` up to, but not including, `complete` are transitions: all rewards of their n
+    steps are known. Written rows never change, with one exception: a resume may set `cut` in the last row to
+    break off its episode, and every other resume from that row does so too. Checkpoints therefore need no
+    copy of rings in files.
     """
 
     def __init__(
@@ -98,11 +100,12 @@ class TransitionRing:
         state_size: int = 0,
         goals: Goals | None = None,
     ) -> None:
-        """Allocate the buffer. Raises InputError for a capacity that is too small or exceeds the room.
+        """Allocate the buffer. Raises InputError for a capacity that is too small, or too large for the room.
 
-        observation_space, action_space: spaces of one environment; generator: one of the session's streams,
-        which save it; num_masked: number of flags in an action mask, 0 without masks; state_size, goals:
-        needed by buffers whose traits say so.
+        observation_space, action_space: spaces of one environment; generator: one of the session's random
+        streams, so that its state is saved with them; num_masked: number of flags in an action mask, 0
+        without masks; state_size: size of the recurrent state, for buffers of sequences; goals: goals of the
+        environment, for buffers that compute rewards for other goals.
         """
         self._acting_only = workspace.acting_only
         if self._acting_only:
@@ -112,9 +115,9 @@ class TransitionRing:
         self._config: Any = config
         self.generator, self.num_envs, self.steps = generator, num_envs, 0
         self.live = config.capacity // num_envs
-        """Number of transitions of each environment that can be sampled if the buffer is full."""
+        """Number of transitions of each environment that can be sampled once the buffer is full."""
         self._folder = workspace.folder if config.storage == "mmap" else None
-        # Only files are written to while a checkpoint needs their content.
+        # Only files need spare slots, because a checkpoint needs their content while new steps are written.
         spare = 0 if self._folder is None else -(-workspace.frames_kept // num_envs)
         ring = self._ring = FrameRing(observation_space)
         live_frames = ring.length_for(self.live, n_step, config.steps_kept(n_step))
@@ -124,7 +127,7 @@ class TransitionRing:
             **self._more_layouts(self.live, spare, state_size),
             "frames": Layout((num_envs, frames, *ring.frame), ring.dtype, live_frames, grows=True),
             "transitions": Layout((num_envs, self.live + spare), dtype, self.live, grows=True),
-            # Largest heads ever: of the frames of each environment, and of the steps. This file is made last.
+            # Largest heads ever: of the frames of each environment, then of the steps. This file comes last.
             "written": Layout((num_envs + 1,), np.dtype(np.int64)),
         }
         arrays = self._arrays = workspace.arrays(layouts, config.capacity, self._folder is not None)
@@ -134,11 +137,11 @@ class TransitionRing:
         self._columns = {name: self.rows[name] for name in self.rows.dtype.names or ()}
         self._by_slot = {name: column.swapaxes(0, 1) for name, column in self._columns.items()}
         self.slots = self.rows.shape[1]
-        """Places for transitions of each environment, live and spare ones."""
+        """Number of slots for transitions of each environment, including spare ones."""
         self.oldest = np.zeros(num_envs, np.int64)
-        """First step of each environment that can be sampled. [num_envs]"""
+        """Index of the first step of each environment that can be sampled. [num_envs]"""
         self.complete = np.zeros(num_envs, np.int64)
-        """First step of each environment whose window is not complete yet. [num_envs]"""
+        """Index of the first step of each environment whose window is not complete yet. [num_envs]"""
         self._masked, self._n_step = num_masked > 0, n_step
         self._marked = np.zeros(num_envs, np.int64)  # heads of the frames at the last call of `mark`
         self._envs = np.arange(num_envs)
@@ -152,13 +155,13 @@ class TransitionRing:
         # Rings of vectors have enough frames for episodes of one step, but not for broken off ones as well.
         self._may_lack_frames = ring.is_image
         self._workspace = workspace
-        self._reserved = {"frames": 0, "transitions": 0}  # rows for which there is disk
+        self._reserved = {"frames": 0, "transitions": 0}  # rows for which disk space is allocated
         if self._folder is not None:
             workspace.rooms.append(self)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory or disk that the full buffer takes."""
+        """Size of the full buffer in bytes, in memory or on disk."""
         return sum(array.nbytes for array in self._arrays.values())
 
     @property
@@ -167,12 +170,12 @@ class TransitionRing:
         return self.num_envs * (self.slots - self.live)
 
     def mark(self) -> None:
-        """Record that a checkpoint needs the current content."""
+        """Record that a checkpoint needs the buffer's current content."""
         self._write()
         self._marked[:] = self._ring.head
 
     def spent(self) -> float:
-        """Return the fraction of the spare places filled since the last mark, counting the next step."""
+        """Return the fraction of the spare slots filled since the last `mark`, including the next step."""
         self._write()
         filled = int((self._ring.head - self._marked).max()) + self._ring.max_step_frames
         return filled / max(self._ring.length - self._ring.live, 1)
@@ -182,10 +185,10 @@ class TransitionRing:
     ) -> None:
         """Store one vector step, unless it is void.
 
-        observation: observation that was acted on, which is `step.observation` of the previous call,
+        observation: observation that was acted on, which must be `step.observation` of the previous call,
         [num_envs, *obs]; action: action to store, [num_envs, *action]; step: outcome as the learner sees it;
         mask: valid actions, if there are masks, [num_envs, actions]; state: recurrent state before
-        `observation`, for sequences. Raises ValueError for another observation.
+        `observation`, for buffers of sequences. Raises ValueError if the observation is a different one.
         """
         if observation is not self._current:
             self._write()
@@ -201,7 +204,7 @@ class TransitionRing:
             self._write()
 
     def _write(self) -> None:
-        """Write the waiting steps to the rings: several together take hardly longer than one."""
+        """Write the waiting steps to the rings together, which takes hardly longer than writing one."""
         if not self._waiting:
             return
         observations, actions, steps, masks = zip(*self._waiting, strict=True)
@@ -210,7 +213,7 @@ class TransitionRing:
         self._reserve(len(steps))
         first = self.steps - len(steps)
         place = first % self.slots
-        slots: Any = slice(place, place + len(steps))  # faster than an array of places
+        slots: Any = slice(place, place + len(steps))  # faster than an array of slots
         if slots.stop > self.slots:
             slots = np.arange(first, self.steps) % self.slots
         over = np.array(overs)  # [steps, num_envs], like the following arrays
@@ -237,7 +240,7 @@ class TransitionRing:
             self._drop_without_frames()
 
     def _reserve(self, steps: int) -> None:
-        """Allocate the disk for what the next steps push. Raises LabrlError if the disk is full."""
+        """Allocate disk space for what the next steps push. Raises LabrlError if the disk is full."""
         if self._folder is None:
             return
         frames = int(self._ring.head.max()) + steps * self._ring.max_step_frames
@@ -248,10 +251,10 @@ class TransitionRing:
                 self._reserved[name] = self._workspace.reserve(name, needed, self._config.capacity)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters, and the content unless it is in files, which are flushed; without the generator.
+        """Return the counters and, unless it is in files, the content, but not the generator. Flushes files.
 
-        The content consists of views of the filled parts of the arrays, which change with the next
-        transition: writing a checkpoint needs no memory for a second buffer.
+        The content consists of views of the filled parts of the arrays, so that writing a checkpoint needs no
+        memory for a second buffer. The views change with the next transition.
         """
         self._write()
         content = None
@@ -277,21 +280,21 @@ class TransitionRing:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state.
 
-        Raises InputError for the state of a buffer of another size, and DamagedFileError if files are missing
-        or no longer contain the transitions of the state.
+        Raises InputError if the state is of a buffer of a different size, and DamagedFileError if files are
+        missing or no longer contain the transitions of the state.
         """
         if not self._acting_only:
             self._restore(state)
 
     def close(self) -> None:
-        """Flush the content in files."""
+        """Flush the buffer's files."""
         self._write()
         for array in self._arrays.values():
             if isinstance(array.base, np.memmap):
                 array.base.flush()
 
     def _more_layouts(self, live: int, spare: int, state_size: int) -> dict[str, Layout]:
-        """Return layouts of further arrays of a derived buffer. live, spare: steps of each environment."""
+        """Return layouts of further arrays of a derived buffer. live, spare: steps per environment."""
         return {}
 
     def _check_observation(self, observation: NDArray) -> None:
@@ -303,7 +306,7 @@ class TransitionRing:
                 "transforms",
                 f"observations have become {observation.dtype}, but agent.memory stores {ring.dtype}, the "
                 "type of the environment",
-                "Remove the transform, or let it keep the type",
+                "Remove the transform, or make it keep the type",
             )
         if self.steps == 0:
             self._written[:] = 0
@@ -311,10 +314,13 @@ class TransitionRing:
             return
         current = ring.observations(self._envs, ring.head - 1)
         if current.tobytes() != observation.astype(ring.dtype, copy=False).tobytes():
-            raise ValueError("the observation added must be the one that the last step led to")
+            raise ValueError("the added observation must be the one that the last step led to")
 
     def _break_off(self, first: NDArray) -> None:
-        """End all episodes at the last stored step. first: next first observations, [num_envs, *obs]."""
+        """End all episodes at the last stored step.
+
+        first: first observations of the next episodes, [num_envs, *obs].
+        """
         self._reserve(1)
         if self.steps:
             self._columns["cut"][:, (self.steps - 1) % self.slots] = True
@@ -334,12 +340,12 @@ class TransitionRing:
             if not self._warned:
                 self._warned = True
                 _log.warning(
-                    "agent.memory holds fewer transitions than its capacity: episodes are very short, or "
-                    "observations are not stacks of the latest frames."
+                    "agent.memory holds fewer transitions than its capacity, because episodes are very short "
+                    "or observations are not stacks of the latest frames."
                 )
 
     def _oldest_frames(self) -> NDArray[np.int64]:
-        """Return the first frame of the oldest transition of each environment. [num_envs]"""
+        """Return the index of the first frame of the oldest transition of each environment. [num_envs]"""
         return self._columns["frame"][self._envs, self.oldest % self.slots] - self._ring.stack + 1
 
     def _lengths(self) -> list[int]:
@@ -382,14 +388,14 @@ class TransitionRing:
         ring.written[:] = ring.head
 
     def _check_files(self) -> None:
-        """Raise DamagedFileError unless the files still contain everything that the counters require."""
+        """Raise DamagedFileError unless the files still contain what the restored counters require."""
         if self.steps == 0:
             return
         problem, frames, steps = None, self._written[:-1], int(self._written[-1])
         if (frames < self._ring.head).any() or steps < self.steps:
             problem = (
-                "contain less than the checkpoint needs: they are new, or belong to another run. Restore the "
-                "original files, or start a new run."
+                "contain less than the checkpoint needs, because they are new or belong to another run. "
+                "Restore the original files, or start a new run."
             )
         elif steps > int(self.oldest.min()) + self.slots:
             problem = f"no longer contain the transitions of this checkpoint. {_WAY_OUT}"
@@ -400,8 +406,8 @@ class TransitionRing:
 
 
 def row_dtype(action_space: gym.Space[Any], num_masked: int) -> np.dtype:
-    """Return the type of a stored transition. num_masked: number of flags in an action mask."""
-    assert action_space.shape is not None, "spaces with several parts are refused earlier"
+    """Return the dtype of a stored transition. num_masked: number of flags in an action mask."""
+    assert action_space.shape is not None, "spaces with several parts are rejected earlier"
     action = np.float32 if action_space.dtype == np.float64 else action_space.dtype
     fields: list[Any] = [
         ("frame", np.int64),  # newest frame of the observation
@@ -409,7 +415,7 @@ def row_dtype(action_space: gym.Space[Any], num_masked: int) -> np.dtype:
         ("action", action, action_space.shape),
         ("reward", np.float32),
         ("terminated", np.bool_),
-        ("cut", np.bool_),  # the next row does not follow this one, at least not for the learner
+        ("cut", np.bool_),  # the next row does not follow this row, at least not for the learner
     ]
     if num_masked:
         fields += [("mask", np.bool_, (num_masked,)), ("next_mask", np.bool_, (num_masked,))]

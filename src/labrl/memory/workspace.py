@@ -1,4 +1,4 @@
-"""Allocation of the large arrays of a session, in memory or in files, with checks that there is room."""
+"""Allocation of the large arrays of a session in memory or in files, with checks that there is room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from labrl.errors import DamagedFileError, InputError, LabrlError
 
 STEPS = 16
-"""Number of steps in which the disk for a ring is allocated."""
+"""Number of steps in which disk space for a ring is allocated."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CGROUP = Path("/sys/fs/cgroup")
@@ -32,7 +32,8 @@ class Layout(NamedTuple):
     least: int | None = None
     """Smallest allowed length of the second axis in an existing file; None to require exactly `shape`."""
     grows: bool = False
-    """Whether the second axis is filled from its start, and `Workspace.reserve` allocates the disk for it."""
+    """Whether the second axis is filled from its start, and `Workspace.reserve` allocates disk space for it.
+    """
 
     @property
     def num_bytes(self) -> int:
@@ -41,33 +42,33 @@ class Layout(NamedTuple):
 
 
 class Room(Protocol):
-    """A buffer in files, with spare room for new data while checkpoints need the old."""
+    """A buffer in files, with spare room for new data while checkpoints need the old data."""
 
     @property
     def frames_safe(self) -> int:
-        """Number of frames for which there is room, if frames take no more room than usual."""
+        """Number of further frames for which there is room, if frames take no more room than usual."""
 
     def mark(self) -> None:
-        """Record that a checkpoint needs the current content."""
+        """Record that a checkpoint needs the buffer's current content."""
 
     def spent(self) -> float:
-        """Return the fraction of the room filled since the last mark, counting the next step."""
+        """Return the fraction of the spare room filled since the last `mark`, including the next step."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where large arrays are stored, and for how many frames old content must survive."""
+    """Place where large arrays are stored, and number of frames for which old content must survive."""
 
     folder: Path | None = None
     """Folder for memory-mapped arrays; None to keep everything in memory."""
     frames_kept: int = 0
-    """Number of frames that can follow the oldest checkpoint that must stay usable, >= 0."""
+    """Number of frames after which an old checkpoint must still be usable, >= 0."""
     sharers: int = 1
-    """Number of sessions that use the memory and disk of this machine at the same time, >= 1."""
+    """Number of sessions that use this machine's memory and disk at the same time, >= 1."""
     acting_only: bool = False
-    """Whether the agent will only act, so that arrays for learning stay empty."""
+    """Whether the agent will only act, so that arrays for learning remain empty."""
     rooms: list[Room] = field(default_factory=list)
-    """Buffers in files that have been opened."""
+    """Buffers in files that are open."""
 
     @property
     def frames_safe(self) -> int:
@@ -76,7 +77,7 @@ class Workspace:
 
     @property
     def spent(self) -> float:
-        """Largest fraction of the room in files filled since the last `mark`, counting the next step."""
+        """Largest fraction of any file's spare room filled since the last `mark`, including the next step."""
         return max((room.spent() for room in self.rooms), default=0.0)
 
     def mark(self) -> None:
@@ -87,10 +88,10 @@ class Workspace:
     def arrays(self, layouts: Mapping[str, Layout], capacity: int, in_files: bool) -> dict[str, NDArray]:
         """Return arrays of zeros in memory, or arrays in the files of the folder.
 
-        Existing files keep their content and length. New files have their final length; `reserve` allocates
-        the disk for those that grow, and this method for the others. capacity: `agent.memory.capacity`, for
-        the message. Raises InputError if there is no room, and DamagedFileError if files are missing or
-        incomplete, or contain an array of another shape or type.
+        Existing files keep their content and length. New files have their final length. `reserve` allocates
+        disk space for files that grow; this method allocates it for the others. capacity:
+        `agent.memory.capacity`, for messages. Raises InputError if there is not enough room, and
+        DamagedFileError if files are missing or incomplete, or contain an array of a different shape or type.
         """
         if not in_files:
             needed = sum(layout.num_bytes for layout in layouts.values())
@@ -101,17 +102,17 @@ class Workspace:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         paths = {name: self.folder / f"{name}.npy" for name in layouts}
-        # Files are made in order, so if the last one is missing, their creation was interrupted.
+        # Files are created in order, so if the last one is missing, their creation was interrupted.
         if not list(paths.values())[-1].exists():
             self._make_files({paths[name]: layout for name, layout in layouts.items()}, capacity)
         return {name: _open_file(paths[name], layout) for name, layout in layouts.items()}
 
     def reserve(self, name: str, rows: int, capacity: int) -> int:
-        """Allocate the disk for the first `rows` of the second axis of an array in a file that grows.
+        """Allocate disk space for the first `rows` rows of an array in a file that grows.
 
-        Otherwise, a full disk would end the process with a signal when it writes. Returns the number of rows
-        for which there is disk now, which may be more. capacity: `agent.memory.capacity`, for the message.
-        Raises LabrlError if the disk is full.
+        Rows are along the second axis. Without allocation, writing to a full disk would end the process with
+        a signal. Returns the number of rows for which disk space is now allocated, which may be larger than
+        `rows`. capacity: `agent.memory.capacity`, for messages. Raises LabrlError if the disk is full.
         """
         assert self.folder is not None
         path = self.folder / f"{name}.npy"
@@ -130,18 +131,18 @@ class Workspace:
                 total = gigabytes(math.prod(shape) * dtype.itemsize)
                 raise LabrlError.about(
                     f"agent.memory.capacity={capacity}",
-                    f"the disk of {self.folder} is full, and the replay buffer will need {total} GB in all",
+                    f"the disk of {self.folder} is full, but the replay buffer will need {total} GB in all",
                     "Make room and resume, or start again with a smaller capacity",
                     code="resources",
                 ) from None
         return rows
 
     def _make_files(self, layouts: Mapping[Path, Layout], capacity: int) -> None:
-        """Make all files or none. Raises InputError if the disk has no room."""
+        """Create all files or none. Raises InputError if the disk has too little space."""
         for path in layouts:
             path.unlink(missing_ok=True)
         needed = sum(layout.num_bytes for layout in layouts.values())
-        # The free space excludes what the files of other sessions take so far.
+        # The free space excludes the space that the files of other sessions take so far.
         free = shutil.disk_usage(str(self.folder)).free
         if needed > free:
             raise self._no_room(needed, free, capacity, in_files=True)
@@ -165,16 +166,17 @@ class Workspace:
         there = f"{gigabytes(available)} GB are available{each}"
         return InputError.resources(
             f"agent.memory.capacity={capacity}",
-            f"it needs {gigabytes(needed)} GB {place}, and {there}",
+            f"it needs {gigabytes(needed)} GB {place}, but only {there}",
             f"agent.memory.capacity={fits}, or agent.memory.storage={other}",
         )
 
 
 def memory_available(sharers: int = 1) -> int | None:
-    """Return the bytes of memory that one of `sharers` processes may use; None if unknown.
+    """Return the amount of memory, in bytes, that one of `sharers` processes may use; None if unknown.
 
-    This is the free memory, but at most an equal share of all memory, because sessions that started together
-    have not allocated theirs yet. A tenth is left for everything other than large arrays.
+    The amount is the free memory, but at most an equal share of all memory, because sessions that started at
+    the same time may not have allocated their memory yet. A tenth is left for everything other than large
+    arrays.
     """
     now, whole = _system_memory()
     limit, used = _cgroup_memory()
@@ -192,7 +194,7 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def _system_memory() -> tuple[int | None, int | None]:
-    """Return the bytes of memory that are available, and the total; None if unknown."""
+    """Return the available and the total memory in bytes; None for either if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -236,7 +238,7 @@ def _make_file(path: Path, layout: Layout) -> None:
 
 
 def _open_file(path: Path, wanted: Layout) -> NDArray:
-    """Map the array in a file. Raises DamagedFileError if it does not fit the layout."""
+    """Map the array in a file. Raises DamagedFileError if the array does not fit the layout."""
     if not path.exists():
         raise _unfit(path, "is missing")
     try:
