@@ -304,7 +304,7 @@ class CheckpointStore:
         if marked is not None and _claimed_frame(marked) > _claimed_frame(best):
             self._publish_best(marked)
         if (before := self.folder / "best_before").is_dir():
-            self._publish(before, best)  # an older version let the evaluation at a budget's end replace it
+            self._publish(before, best)  # in an older version, an evaluation at the end replaced best/
         for leftover in self.folder.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._kept = {frame for frame in self.frames() if _claims(self._at(frame)).get("keep")}
@@ -456,7 +456,7 @@ def _checked_manifest(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Checkpoint:
-    import torch  # see `_write`
+    import torch  # imported late, as in `_write`
 
     from labrl.run.tree import unpack
 

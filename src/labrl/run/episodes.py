@@ -90,7 +90,7 @@ def read_episode(path: Path) -> RecordedEpisode:
         check_format(path, version, [FORMAT_VERSION])
         return RecordedEpisode(actions=actions, **facts)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        # NumPy's own message recommends to load it unsafely.
+        # NumPy's own message recommends loading the file unsafely.
         reason = "it is not a NumPy archive" if "allow_pickle" in str(error) else str(error)
         raise DamagedFileError.about(path, f"it is damaged: {reason}") from error
 

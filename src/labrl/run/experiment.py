@@ -230,7 +230,7 @@ class Experiment(Folder[ExperimentStatus]):
         return {(self.path / str(trial.get("folder"))).resolve(): trial.get("number") for trial in trials}
 
     def forget(self) -> None:
-        """Read everything again from now on, because the experiment has changed."""
+        """Discard everything that was read, because the experiment has changed."""
         super().forget()
         for name in ("_runs", "_numbers"):
             self.__dict__.pop(name, None)
@@ -254,7 +254,7 @@ def discard_refused(folder: Path, before: set[str] | None) -> None:
             path.unlink()
         elif path.name == ".submitit" or (
             path.is_dir()
-            # of a trial whose process wrote nothing but its log
+            # the folder of a trial whose process wrote nothing but its log
             and not any(file.is_file() and file.name != TRIAL_LOG for file in path.rglob("*"))
         ):
             shutil.rmtree(path, ignore_errors=True)

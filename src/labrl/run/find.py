@@ -29,9 +29,9 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     if first == path:
         return _loaded(path)
     if (path.parent / MARKER).exists():
-        raise InputError.usage(path, "it is part of a run", f"Give the run folder, {path.parent}")
+        raise InputError.usage(path, "it is part of a run", f"Name the run folder, {path.parent}")
     if first is not None:
-        raise InputError.usage(path, "it contains several runs", f"Give one of them, such as {first}")
+        raise InputError.usage(path, "it contains several runs", f"Name one of them, such as {first}")
     raise _no_run(path)
 
 
@@ -49,7 +49,8 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     texts = [os.path.expanduser(os.fspath(place)) for place in places]
     for text in texts:
         if not text.strip():
-            raise InputError.missing("folder", "an unset shell variable is empty", "Type it")
+            why = "it is empty, perhaps because a shell variable is not set"
+            raise InputError.missing("folder", why, "Name a run folder")
         literal = os.path.exists(text) or not glob.has_magic(text)
         paths = [Path(one) for one in ([text] if literal else sorted(glob.glob(text)))]
         if not paths:
@@ -68,8 +69,10 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         for run in runs:
             found.setdefault(run.path.resolve(), run)
     if without and not found:
-        fix = f"Give folders that contain a {MARKER}, directly or deeper"
-        raise InputError.about(", ".join(without), "no labrl run", fix, code="not-found", key=without[0])
+        fix = f"Name folders that contain a {MARKER}, directly or in their subfolders"
+        raise InputError.about(
+            ", ".join(without), "no labrl run was found there", fix, code="not-found", key=without[0]
+        )
     if without:
         _log.warning("skipped, because it contains no run: %s", ", ".join(without))
     return list(found.values())
@@ -122,4 +125,4 @@ def _no_run(path: Path) -> InputError:
     if path.is_dir():
         why = "it contains no labrl run" if any(path.iterdir()) else "it is empty"
         why += f" (no {MARKER} in it or in its subfolders)"
-    return InputError.not_found(path, why, "Give a run folder, or a folder that contains runs")
+    return InputError.not_found(path, why, "Name a run folder, or a folder that contains runs")

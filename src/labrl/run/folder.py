@@ -127,7 +127,7 @@ class Folder(Generic[Status]):
         return self.read_info()
 
     def forget(self) -> None:
-        """Read everything again from now on, because the content has changed."""
+        """Discard everything that was read, because the content of the folder has changed."""
         self.__dict__.pop("info", None)
 
     def update(self, **changed: Any) -> None:

@@ -45,7 +45,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _PLAIN_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")
 _PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 
-# Programs that the configuration of a repository names, and which git would run.
+# Turn off programs that the configuration of a repository names and git would run.
 _NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Command:
     typed: Typed = field(default_factory=lambda: as_typed(sys.orig_argv), compare=False)
     """The complete command; for a trial of an experiment, the command of the experiment."""
     repositories: Repositories | None = field(default=None, compare=False)
-    """The state of the code, if the experiment has described it for all its trials."""
+    """State of the code, if the experiment has recorded it for all its trials; otherwise None."""
 
 
 def write_provenance(
@@ -100,7 +100,7 @@ def write_provenance(
     but replaces the two YAML files. Data that the machine does not provide are left out. Raises OSError only
     if files cannot be written. Returns the content of `provenance.json` without the configuration.
     """
-    durable = resume is not None  # A new run is synced as a whole before its first frame.
+    durable = resume is not None  # All files of a new run are synced together before its first frame.
     write_atomic(run.overrides_yaml, as_yaml(list(command.overrides)), durable)
     write_atomic(run.config_yaml, as_yaml(dict(config)), durable)
     target = run.path if resume is None else run.resumes / str(resume)

@@ -343,7 +343,7 @@ class Run(Folder[RunStatus]):
         """Messages about problems of the run and its sessions; one for all sessions with the same problem."""
         found = []
         if self.status == "running":
-            found.append("the run is still running: its numbers are not final")
+            found.append("the run is still running: its results are not final")
         elif self.status == "waiting":
             found.append("the run has not started, and can be resumed")
         elif self.status == "killed":
@@ -394,7 +394,7 @@ class Run(Folder[RunStatus]):
         return pl.concat(found, how="diagonal_relaxed") if found else pl.DataFrame()
 
     def forget(self) -> None:
-        """Read everything again from now on, because the run has changed."""
+        """Discard everything that was read, because the run has changed."""
         super().forget()
         self._sessions.clear()
         for name in ("status", "provenance", "group_key", "warnings"):
@@ -463,7 +463,7 @@ class Run(Folder[RunStatus]):
             if path.is_file() and path.name != LOCK:
                 sync_file(path)
         for folder in (*(one.path for one in self.sessions), self.path, *self.path.parents[:3]):
-            with suppress(OSError):  # not every user and file system can sync a folder
+            with suppress(OSError):  # some users and file systems cannot sync a folder
                 sync_file(folder)
 
     def __fspath__(self) -> str:

@@ -211,7 +211,7 @@ class RunSession:
             raise InputError.not_found(self.checkpoints, why)
         missing = "the session has no checkpoint at that frame"
         if wanted == "best":
-            missing = "no evaluation of the session with a finished episode has ended yet"
+            missing = "no evaluation of the session has finished an episode yet"
         raise InputError.not_found(
             f"{key}={wanted}",
             f"{missing}. Session {self.index} of {self.path.parent} has checkpoints at frames "

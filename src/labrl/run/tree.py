@@ -58,7 +58,7 @@ def _tensors(packed: Any) -> Iterator[Tensor]:
 def _pack(value: Any, place: str) -> Any:
     if isinstance(value, Tensor):
         return _pack_tensor(value, place)
-    if isinstance(value, np.ndarray | np.generic):  # before float: np.float64 is one
+    if isinstance(value, np.ndarray | np.generic):  # checked before float, because np.float64 is a float
         return _pack_array(value, place)
     if isinstance(value, Mapping):
         return {_pack_key(key, place): _pack(item, f"{place}/{key}") for key, item in value.items()}
@@ -89,7 +89,7 @@ def _pack_key(key: Any, place: str) -> Any:
 def _pack_tensor(tensor: Tensor, place: str) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise TypeError(
-            f"state at {place or '/'} is a tensor that is not dense: a checkpoint contains only dense ones"
+            f"state at {place or '/'} is a tensor that is not dense: a checkpoint contains only dense tensors"
         )
     tensor = tensor.detach().cpu()
     # torch.save would write the whole storage behind a view.

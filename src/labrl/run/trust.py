@@ -187,7 +187,7 @@ def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
             yield Name("overrides", override)
             continue
         is_group = (config_folder() / one.key_or_group.partition("@")[0]).is_dir()
-        if is_group and re.search(r"^/|:/|_/|\\|\.\.", override.partition("=")[2]):  # a path is no option
+        if is_group and re.search(r"^/|:/|_/|\\|\.\.", override.partition("=")[2]):  # a path, not an option
             yield Name(one.key_or_group, override)
         key = re.sub(r"\[(\w+)\]", r".\1", one.key_or_group).replace("/", ".")
         if "hydra" in (key.partition(".")[0], re.split(r"[.@]", one.package or "")[0]):

@@ -44,7 +44,7 @@ class WriteErrors:
         if error.errno not in self._reported:
             self._reported.add(error.errno)
             _log.warning(
-                "%s cannot be written (%s). This does not end training; files are completed when possible",
+                "%s cannot be written (%s). Training continues, and files are completed when possible",
                 *(path, _reason(error)),
             )
 

@@ -1,6 +1,7 @@
 """The return of the random policy, measured once for each environment and kept in the cache.
 
-`python -m labrl.trial.baseline <run folder>` measures it for the environment of a run if it is unknown.
+`python -m labrl.trial.baseline <run folder>` measures the return for the environment of a run if it is
+unknown.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) ->
         for number, played in policy.play(env, quota, request.episodes, request.seed, show):
             found[number] = played.recorded(component.plain())
             episode = played.episode
-            cut = ", cut by a time limit" if episode.truncated else ""
+            cut = ", cut short by a time limit" if episode.truncated else ""
             say(f"  episode {number}: return {episode.episode_return:g}, {episode.length:,} steps{cut}")
     finally:
         if env is not None:

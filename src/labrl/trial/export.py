@@ -384,7 +384,7 @@ def _facts(
         {
             "name": module.output_names[1],
             "dtype": "float32",
-            "meaning": "what the action is chosen from",
+            "meaning": "numbers from which the action is chosen",
         },
     ]
     outputs += (

@@ -85,7 +85,7 @@ def find_experiment(which: str) -> Experiment:
 
 
 def newest_folder() -> Path:
-    """Return the newest run in ./runs, or the experiment that it belongs to.
+    """Return the folder of the newest run in ./runs, or of the experiment to which this run belongs.
 
     Raises InputError if there is no run.
     """
@@ -142,8 +142,10 @@ def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Ver
         among = f" with {_formatted(wanted)}" if wanted else ""
         say(f"{place}: no trial{among} has a return yet. Using the newest trial, {newest.path.name}")
         return newest
-    newest_is = f"The newest run is part of the experiment {place}"
-    say(f"{newest_is}. Using its best trial, {best.run.name}, with {best.result}")
+    say(
+        f"The newest run is part of the experiment {place}. "
+        f"Using its best trial, {best.run.name}, with {best.result}"
+    )
     return best.run
 
 
@@ -265,5 +267,5 @@ def _near(path: Path, folders: Iterable[Path]) -> str:
 
 
 def _within_runs(folder: Path) -> str:
-    """Return a path without ./runs, whose letters would make any two paths in it similar."""
+    """Return a path without the prefix ./runs, because the prefix would make any two paths similar."""
     return os.path.relpath(folder).removeprefix(f"{RUNS}{os.sep}")

@@ -39,7 +39,7 @@ _FIXED = {
     "seed": "the random streams of the other run continue",
     "env.num_envs": "the checkpoint contains the state of that many environments",
     "agent._target_": "the checkpoint belongs to another agent",
-    "start_from.run": "its weights are those of the checkpoint",
+    "start_from.run": "the fork starts from the weights of the checkpoint",
 }
 """Keys that a fork cannot change, each with the reason."""
 
@@ -257,7 +257,7 @@ def _frame_of(past: Run, at: str | None, count: int) -> int:
     if wanted is None:
         fix = f"Write at={(shared or [0])[-1]}. {_kept_frames(shared)}"
         if at is None:
-            raise InputError.missing("at", "+fork needs the frame to fork at", fix)
+            raise InputError.missing("at", "+fork needs the frame at which to fork", fix)
         raise InputError.value("at", at, "be a frame", fix=fix, code="type")
     if (found := next((frame for frame in shared if wanted <= frame < wanted + num_envs), None)) is not None:
         return found

@@ -326,7 +326,7 @@ class LoadedPolicy:
             singles.add(single)
         sizes = {len(array) for array in arrays.values()}
         if len(sizes) > 1 or len(singles) > 1:
-            raise self._other_space("inputs of different lengths", "the same number of each")
+            raise self._other_space("inputs of different lengths", "inputs of equal length")
         batch = np.empty(sizes.pop(), self._dtype)
         for name, array in arrays.items():
             batch[name] = array

@@ -199,7 +199,7 @@ def overrides_of(run: Run) -> list[str]:
 
 
 def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run, completed by keys that are newer than the run.
+    """Return the configuration of a run, completed with the defaults of keys that are newer than the run.
 
     Only keys of `meta`, `wandb` and `start_from` are filled in, because they do not change how an agent acts.
     """
@@ -243,7 +243,7 @@ def ways_out(contradicting: Sequence[Change]) -> Iterator[str]:
         yield f"To keep the old values: {' '.join(old)}"
     if not all(change.pinnable for change in contradicting):
         yield "A key without an old or a new value belongs to another option or another version of labrl."
-    yield "To continue anyway, which is recorded in the run folder: +force=true"
+    yield "To continue anyway (this is recorded in the run folder): +force=true"
 
 
 def say_differences(differs: Sequence[str]) -> None:
@@ -251,4 +251,4 @@ def say_differences(differs: Sequence[str]) -> None:
     from labrl.trial.summary import say
 
     if differs:
-        say(f"This may not be exact bit for bit, because of differences since then: {'; '.join(differs)}")
+        say(f"Results may not be exact bit for bit, because of differences since then: {'; '.join(differs)}")

@@ -226,7 +226,7 @@ def make_videos(run: Run) -> None:
 def render_videos(run: Run, sessions: Sequence[SessionResult]) -> list[Path]:
     """Write `videos/best.mp4` and `videos/last.mp4` of the session with the best score.
 
-    Videos that are newer than their episodes are kept. If videos are impossible, prints a line with the
+    Videos that are newer than their episodes are kept. If videos cannot be made, prints a line with the
     reason. Returns the files that were written.
     """
     if not sessions:

@@ -184,7 +184,7 @@ def _make_videos(folder: Path) -> None:
 
 
 def wants_report(folder: Path) -> bool:
-    """Return whether a trial of the experiment has `meta.report=true`."""
+    """Return whether any trial of the experiment in `folder` has `meta.report=true`."""
     try:
         runs = Experiment.load(folder).runs
     except LabrlError:
@@ -348,7 +348,7 @@ def _get_ready(folder: Path, told: threading.Event) -> None:
         with contextlib.suppress(OSError):
             record_changes(Run.open(folder))
     whole.finish()
-    # Training this long allows the longest measurement, which then runs beside it.
+    # After this much training, the longest measurement is allowed, and runs during the training.
     if not told.wait(baseline.LONGEST / baseline.SHARE):
         measure("--seconds", f"{baseline.LONGEST}", output=nowhere).finish()
 

@@ -126,8 +126,8 @@ def read(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, st
             fix = f"Type {key}={example}"
             raise InputError.about(one, "it needs a value", fix, code="missing", key=key)
         if one[: one.index(name)] not in (("+",) if name in SIGNED else ("", "+")):
-            verb = "needs a" if name in SIGNED else "takes no"
-            raise InputError.about(one, f"it {verb} plus", f"Type {key}={value}", code="syntax", key=key)
+            sign = "needs a" if name in SIGNED else "takes no"
+            raise InputError.about(one, f"it {sign} plus", f"Type {key}={value}", code="syntax", key=key)
         if name in given:
             raise InputError.contradiction(f"{key}={value}", f"{key}={given[name]}", "", "Leave one out")
         in_quotes = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""

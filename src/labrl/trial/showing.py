@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 def _or_frame(*names: str, frame: str) -> Callable[[Any], str]:
-    """Return a validator that accepts one of `names` or a frame. frame: noun for the object at the frame, for
-    messages."""
+    """Return a validator that accepts one of `names` or a frame. frame: object whose frame is meant, for
+    messages, such as "a checkpoint"."""
 
     def check(value: Any) -> str:
         number = None if isinstance(value, bool) else frame_of(value)

@@ -1,4 +1,4 @@
-"""Plan and run a trial: a new one, or one that goes back to an earlier run."""
+"""Plan and run a trial: a new trial, or a resume, repetition or fork of an earlier run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
             return train(run).exit_code, None
         except FinishedError:
             return DONE, None
-        except KeyboardInterrupt as stop:  # while it was restored, or while its videos were made
+        except KeyboardInterrupt as stop:  # while the run was restored, or its videos were made
             over = Run.open(order["folder"]).recorded_status in ("finished", "pruned")
             return DONE if over else stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED, None
         except Exception as error:

@@ -26,7 +26,7 @@ from labrl.trial.summary import say
 
 KEY = "start_from.run"
 SHOWN = 12
-"""Largest number of weights that an error message lists."""
+"""Maximum number of weights that an error message lists."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
             raise InputError.resources(
                 asked,
                 "the sessions of a trial run at the same time, each in a process that takes at least "
-                f"{SESSION_BYTES >> 20} MB, and {room / 2**30:.1f} GB are free",
+                f"{SESSION_BYTES >> 20} MB, but only {room / 2**30:.1f} GB are free",
                 f"meta.max_session={max(room // SESSION_BYTES, 1)}, or type labrl -m seed=0,1,2 to run the "
                 "seeds one after another",
             )
@@ -211,7 +211,7 @@ def recording_failure(run: Run) -> Iterator[None]:
             yield
     except BaseException as error:
         if not run.path.exists():
-            why = "it was moved or deleted during the run, which has ended"
+            why = "it was moved or deleted during the run, so the run has ended"
             fix = "If it still exists, labrl +resume=<its new path> continues from its last checkpoint"
             raise LostFolderError.about(run.path, why, fix) from error
         _record_failure(run, error)
