@@ -17,7 +17,7 @@ RUNS_FOR_IQM = 10
 Student's t are used."""
 BOOTSTRAP = "stratified bootstrap"
 STUDENT = "Student's t"
-METHODS = f"{STUDENT} for 3 to 9 seeds, {BOOTSTRAP} from 10 on"
+METHODS = f"{STUDENT} for 3 to 9 seeds, {BOOTSTRAP} for 10 or more"
 """Text on the methods of all intervals except those of a probability of improvement."""
 
 

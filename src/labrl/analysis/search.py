@@ -26,7 +26,7 @@ FEWEST_FOR_IMPORTANCE = 10
 """Number of trials with a value below which importances are not computed."""
 
 MOST_FOR_TOP = 8
-"""Number of trials that count as the best if that is more than a tenth of all."""
+"""Number of trials that count as the best if it is more than a tenth of all trials."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Parameter:
     whole: bool = False
     """Whether only integers are drawn."""
     choices: tuple[Any, ...] = ()
-    """Choices of a key without a scale, which has no `low` and `high`."""
+    """Choices of a categorical key, for which `low` and `high` are not used; empty for other keys."""
 
     @classmethod
     def of(cls, key: str, distribution: Mapping[str, Any]) -> Parameter:
-        """Build from the distribution in `experiment.json`."""
+        """Build a parameter from the distribution of its key in `experiment.json`."""
         content = distribution["attributes"]
         if "choices" in content:
             return cls(key, choices=tuple(content["choices"]))
@@ -52,13 +52,15 @@ class Parameter:
         return cls(key, float(content["low"]), float(content["high"]), bool(content.get("log")), whole)
 
     def place(self, value: Any) -> float:
-        """Return the position of `value`: the number, its logarithm to base 10, or the index of a choice."""
+        """Return the position of `value` on the axis of its key: the number, its logarithm to base 10, or the
+        index of a choice."""
         if self.choices:
             return float(self.choices.index(value)) if value in self.choices else math.nan
         return math.log10(value) if self.log else float(value)
 
     def share(self, value: Any) -> float:
-        """Return the position as a fraction of the range, 0 to 1; one half if there is only one value."""
+        """Return the position of `value` as a fraction of the range, 0 to 1; one half if the range has only
+        one value."""
         ends = (
             (0.0, len(self.choices) - 1.0) if self.choices else (self.place(self.low), self.place(self.high))
         )
@@ -72,10 +74,11 @@ class SearchTrial:
     number: int
     params: dict[str, Any]
     value: float
-    """Value of the objective; for a pruned trial its last one; nan if it failed or is running."""
+    """Value of the objective; for a pruned trial, the last reported value; nan if the trial failed or is
+    running."""
     state: State
     intermediate: dict[int, float] = field(default_factory=dict)
-    """Reported value by frame."""
+    """Reported values of the objective by frame."""
     error: str | None = None
 
 
@@ -84,7 +87,7 @@ class Confirmed:
     """One configuration that was run again, on seeds that the search had not used."""
 
     trial: int | None
-    """None for the default configuration, which has no searched values."""
+    """Number of the trial; None for the default configuration, which has no searched values."""
     params: dict[str, Any]
     searched: float | None
     """Value of the objective in the search; None for the default."""
@@ -93,13 +96,14 @@ class Confirmed:
     mean: float | None
     """Mean of `values`; None if a run failed."""
     folders: list[str]
-    """Run folder of each fresh seed, relative to the experiment's folder; a stored study has none."""
+    """Run folder of each fresh seed, relative to the experiment's folder; empty for a stored study."""
     pruned: int | None = None
-    """Frame at which the trial was pruned in the search, with the value `searched`; None if it was not."""
+    """Frame at which the trial was pruned in the search, with the value `searched`; None if it was not
+    pruned."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Confirmed:
-        """Build from the candidate in `experiment.json`."""
+        """Build a configuration from a candidate in `experiment.json`."""
         return cls(
             trial=content["trial"],
             params=dict(content.get("params") or {}),
@@ -112,18 +116,18 @@ class Confirmed:
 
     @property
     def name(self) -> str:
-        """Name for tables and sentences."""
+        """Name of the configuration for tables and sentences."""
         return "the default" if self.trial is None else f"trial {self.trial}"
 
     @property
     def each(self) -> str:
-        """The values, seed by seed, with a dash for each run that failed."""
+        """Text with the value for each seed, and a dash for each run that failed."""
         missing = [UNKNOWN] * (len(self.folders) - len(self.values))
         return ", ".join([*map(number, self.values), *missing])
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """The mean with its interval over the seeds; None if there is no mean."""
+        """The mean of `values` with its interval over the seeds; None if there is no mean."""
         if self.mean is None:
             return None
         return aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
@@ -137,7 +141,7 @@ class Confirmed:
 
     @property
     def spread(self) -> str:
-        """The interval with its method, or '' if there is none."""
+        """Text on the interval and its method; '' if there is no interval."""
         if self.estimate is None:
             return ""
         return interval_by(self.estimate.low, self.estimate.high, self.estimate.value, len(self.values))
@@ -156,7 +160,7 @@ class SearchResult:
     winner: Confirmed | None
     """The trial with the best mean on the fresh seeds; None if nothing was confirmed."""
     default: Confirmed | None
-    """The default on the fresh seeds; None if it was not run."""
+    """The default configuration on the fresh seeds; None if it was not run on them."""
     facts: dict[str, Any]
     """Further entries of `experiment.json` under `search`: sampler, pruner, storage, best."""
 
@@ -172,20 +176,20 @@ class SearchResult:
 
     @property
     def finalists(self) -> list[Confirmed]:
-        """The winner and the default, as far as there are any, with the better one first."""
+        """The winner and the default, if they exist, with the better one first."""
         best = self.confirmed_best
         others = [one for one in (self.winner, self.default) if one is not None and one is not best]
         return others if best is None else [best, *others]
 
     def of_state(self, *states: State) -> list[SearchTrial]:
-        """Return the trials that ended in one of `states`, without complete and pruned ones that have no
-        value."""
+        """Return the trials that are in one of `states`. Complete and pruned trials without a value are left
+        out."""
         found = [one for one in self.trials if one.state in states]
         return [one for one in found if not math.isnan(one.value) or one.state not in ("complete", "pruned")]
 
     @property
     def valued(self) -> list[SearchTrial]:
-        """Trials with a value: complete and pruned ones."""
+        """Complete and pruned trials, which have a value."""
         return self.of_state("complete", "pruned")
 
     def ranked(self) -> list[SearchTrial]:
@@ -194,7 +198,7 @@ class SearchResult:
         return sorted(self.of_state("complete"), key=lambda trial: (sign * trial.value, trial.number))
 
     def by_rank(self) -> list[SearchTrial]:
-        """Return all trials: the ranked ones, then the others by number."""
+        """Return all trials: complete trials from the best to the worst, then the others by number."""
         ranked = self.ranked()
         return [*ranked, *(trial for trial in self.trials if trial not in ranked)]
 
@@ -276,8 +280,8 @@ def verdict(search: SearchResult) -> Iterator[str]:
 
 
 def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:
-    """Return the search as plain data for `statistics.json`: its candidates on fresh seeds, and all frames
-    played.
+    """Return the search as plain data for `statistics.json`: the results of its candidates on fresh seeds,
+    and the total number of frames played.
 
     trials: the runs of the search; path: the experiment folder, which contains the confirming runs.
     """
@@ -312,7 +316,8 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
 
 
 def runs_of(one: Confirmed, path: Path) -> list[Run]:
-    """Return the runs of a configuration on the fresh seeds, without those that are lost."""
+    """Return the runs of a configuration on the fresh seeds, except those that cannot be loaded. path: the
+    experiment folder."""
     found = []
     for folder in one.folders:
         try:
@@ -323,7 +328,7 @@ def runs_of(one: Confirmed, path: Path) -> list[Run]:
 
 
 def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:
-    """Return the best value so far for each value. values: [trials]; nan is ignored."""
+    """Return, for each value, the best of it and all values before it. values: [trials]; nan is ignored."""
     array = np.array(values, dtype=np.float64)
     accumulate = np.fmax.accumulate if maximize else np.fmin.accumulate
     return accumulate(array) if array.size else array
@@ -333,7 +338,8 @@ class Importances(NamedTuple):
     """How strongly each key of a search determines whether a trial is among the best."""
 
     shares: dict[str, float]
-    """Importance by key. They sum to 1, the largest comes first; empty if there are too few trials."""
+    """Importance of each key. Importances sum to 1, and the largest comes first; empty if there are too few
+    trials."""
     evaluator: str
     """Name of Optuna's evaluator that computed them, with its settings."""
     top: float
@@ -341,12 +347,12 @@ class Importances(NamedTuple):
 
 
 def importances(search: SearchResult) -> Importances:
-    """Compute the importance of each key for being among the best (PED-ANOVA, Watanabe et al., 2023).
+    """Compute the importance of each key for being among the best trials (PED-ANOVA, Watanabe et al., 2023).
 
-    A pruned trial counts with its last value.
+    A pruned trial counts with its last reported value.
     """
     trials = [trial for trial in search.valued if set(trial.params) >= {one.key for one in search.parameters}]
-    # There must be several best ones.
+    # There must be several best trials.
     top = min(0.5, max(0.1, MOST_FOR_TOP / max(len(trials), 1)))
     name = f"PedAnovaImportanceEvaluator(target_quantile={top:.2g})"
     if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:

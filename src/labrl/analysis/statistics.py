@@ -1,6 +1,6 @@
 """Statistics of sessions, groups and comparisons, as plain dicts. Undefined values are None.
 
-A *group* is a set of runs that are compared as one, usually those that differ only in the seed. Its sessions
+A *group* is a set of runs that are compared as one, usually runs that differ only in the seed. Its sessions
 are its sample. Sessions that are left out are listed with the reason.
 """
 
@@ -35,19 +35,19 @@ from labrl.run.run import Run
 from labrl.run.session import RunSession, sessions_text
 
 FORMAT_VERSION = 2
-"""Version of the dicts and of `statistics.json`."""
+"""Version of the format of the dicts and of `statistics.json`."""
 
 FAR_ENOUGH = 0.9
-"""Fraction of its budget, or of the frames of its group's longest session, below which a session is left
-out."""
+"""A session that played less than this fraction of its frame budget, or of the frames of its group's longest
+session, is left out."""
 
 FEW_SEEDS = 5
 """Number of seeds below which an interval is unreliable (Agarwal et al., 2021)."""
 
 FEWEST_FOR_BEST = 4
-"""Number of seeds of every group below which no group is called the best.
+"""Minimum number of seeds of every group for calling one of the groups the best.
 
-For two groups of three seeds, chance alone produces any order in 5 % of all cases."""
+For two groups of three seeds, chance alone ranks all seeds of a given group first in 5 % of all cases."""
 
 PROFILE_POINTS = 101
 """Number of thresholds in a performance profile."""
@@ -56,8 +56,8 @@ FEW_GROUPS = 4
 """Largest number of groups that a warning lists one by one."""
 
 ALL_PAIRS = 10
-"""Largest number of groups of which all pairs are compared. With more, only the best is compared with each
-other one."""
+"""Maximum number of groups for which all pairs are compared. With more groups, only the best group is
+compared with each of the others."""
 
 MEASURES = {
     "final_return": "final return",
@@ -140,7 +140,7 @@ def session_statistics(
 def trial_statistics(
     run: Run, threshold: float | None = None, group: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the facts of one run, and its statistics: `group` if given, else those of `group_statistics`."""
+    """Return the metadata and statistics of one run. group: its `group_statistics`, if they are known."""
     about = {"status": run.status, "created": run.created, "seed": run.seed}
     head = {"format_version": FORMAT_VERSION, "kind": "trial", "run": run.name, **about}
     return {**head, **(group or group_statistics([run], threshold=threshold))}
@@ -149,14 +149,14 @@ def trial_statistics(
 def group_statistics(
     runs: Sequence[Run], name: str | None = None, threshold: float | None = None
 ) -> dict[str, Any]:
-    """Return the statistics of the sessions of `runs`, which must be in one environment, as one sample.
+    """Return the statistics of the sessions of `runs`, all in one environment, as one sample.
 
-    threshold: the return for which the time to reach it is measured; None for the known one of the
-    environment. Returns `name agent env runs`, `sessions` (a dict of measures for each), `counted` (the size
-    of the sample), `left_out` (the other sessions, with the reason), `baseline`, `threshold`, `scores_of`
-    (evaluation or training episodes), `measures` (mean, std and n over the sample), `consistency`,
-    `estimates` (iqm, mean and median with their intervals), `curve` (on a grid of frames), `warnings`. Raises
-    ValueError for runs in different environments.
+    threshold: return for which the time until it is reached is measured; None for the known threshold of the
+    environment. Returns `name`, `agent`, `env`, `runs`, `sessions` (a dict of measures for each session),
+    `counted` (the size of the sample), `left_out` (the other sessions, with the reason), `baseline`,
+    `threshold`, `scores_of` (evaluation or training episodes), `measures` (mean, std and n over the sample),
+    `consistency`, `estimates` (iqm, mean and median with their intervals), `curve` (on a grid of frames) and
+    `warnings`. Raises ValueError for runs in different environments.
     """
     envs = {run.env for run in runs}
     if len(envs) != 1:
@@ -212,8 +212,8 @@ def group_statistics(
 
 
 def scores_of(runs: Sequence[Run]) -> str:
-    """Return whether scores are of `evaluation` episodes in separate environments, of `training` episodes, or
-    `both`."""
+    """Return the kind of episodes from which scores are computed: `evaluation` (in separate environments),
+    `training` or `both`."""
     rigorous = {run.evaluates for run in runs}
     return "both" if len(rigorous) > 1 else "evaluation" if rigorous == {True} else "training"
 
@@ -222,17 +222,17 @@ class Reason(NamedTuple):
     """Why a session is not part of a sample."""
 
     why: str
-    """The reason, with `{frame}` where it names the frame of the session."""
+    """Text of the reason, with the placeholder `{frame}` for the frame of the session."""
     frame: float | None = None
-    """Frame at which the session ended, if that is the reason."""
+    """Frame at which the session ended; None if the reason does not depend on it."""
 
     @property
     def text(self) -> str:
-        """The reason for this session alone."""
+        """Text of the reason for this session alone."""
         return self.of([self])
 
     def of(self, those: Sequence[Reason]) -> str:
-        """Return the reason for several sessions, which differ at most in the frame."""
+        """Return the reason as text for several sessions, whose reasons differ at most in the frame."""
         frames = sorted({one.frame for one in those if one.frame is not None})
         ends = frames[:1] + frames[1:][-1:]
         return self.why.replace("{frame}", " to ".join(f"{end:,.0f}" for end in ends))
@@ -241,11 +241,11 @@ class Reason(NamedTuple):
 def reasons_to_leave_out(
     sessions: Sequence[tuple[Run, RunSession]], of_tables: bool = True
 ) -> Iterator[Reason | None]:
-    """Yield for each session of a group why it is not part of the sample, or None if it is.
+    """Yield, for each session of a group, the reason to leave it out of the sample; None for no reason.
 
-    A session that played its whole budget, or that its evaluations ended early, is part of the sample, even
-    if others came further. of_tables: whether to examine the rows, or only the outcomes, because reading
-    tables is slow.
+    A session that played its complete budget, or that its evaluations ended early, is part of the sample even
+    if other sessions came further. of_tables: whether to examine the rows of tables, which is slow, or only
+    the outcomes of sessions.
     """
     if of_tables:
         ends = [one.last("frame") or 0.0 for _, one in sessions]
@@ -284,7 +284,7 @@ def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float | Non
 
 
 def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
-    """Return IQM and mean over the sessions with their intervals at each frame, as lists of equal length."""
+    """Return the IQM and the mean over sessions at each frame, with intervals, as lists of equal length."""
     columns: dict[str, list[Any]] = {"frame": grid.astype(int).tolist()}
     for statistic in ("iqm", "mean"):
         band = curve(returns, statistic)
@@ -301,7 +301,7 @@ def _warnings(
 ) -> Iterator[str]:
     """Yield the warnings of a sample, each only once for all runs or sessions that it concerns.
 
-    reasons: for each of `entries` why it is left out.
+    reasons: the reason why each of `entries` is left out, or None.
     """
     several = len(runs) > 1
     said = [(warning, run.name) for run in runs for warning in run.warnings]
@@ -323,10 +323,10 @@ def _warnings(
     if early and counted > 1:
         yield (
             f"{len(early)} of {counted} sessions ended early, the first at frame {min(early):,}: beyond it, "
-            "the curves are of fewer sessions (`count` in statistics.json)"
+            "the curves contain fewer sessions (`count` in statistics.json)"
         )
     if counted == 1:
-        yield "only one seed: no confidence interval, so it is unknown how much of the result is chance"
+        yield "only one seed: no confidence interval, so how much of the result is due to chance is unknown"
     elif 1 < counted < RUNS_FOR_INTERVAL:
         yield f"only {counted} seeds: there is no interval"
     elif 1 < counted < FEW_SEEDS:
@@ -338,7 +338,7 @@ def _warnings(
 
 
 def _named(entries: Sequence[Mapping[str, Any]], several: bool) -> str:
-    """Return the names of sessions. several: whether they may belong to different runs."""
+    """Return the names of sessions as text. several: whether they may belong to different runs."""
     if not several:
         return sessions_text([entry["index"] for entry in entries])
     return join_names([f"{entry['run']} (session {entry['index']})" for entry in entries])
@@ -348,12 +348,12 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     """Compare `groups` within each environment, because returns of different environments have no common
     scale.
 
-    Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `best`, `profile`,
-    `branches`, `differing`, `not_compared`, `warnings`, and `stages`, the result of `compare_entries` for an
-    experiment in stages), `across` (Atari games together, by human-normalized score; None for fewer than two)
-    and `warnings`. `differing` has every key in which the groups differ, with a value for each group, and
-    `not_compared` those of them that nobody asked to compare. Groups with an empty sample are in no pair and
-    no profile.
+    Returns `envs` (for each environment: `env`, `groups` (see `group_statistics`), `improvement`, `best`,
+    `profile`, `branches`, `differing`, `not_compared`, `warnings`, and `stages`, the result of
+    `compare_entries` for an experiment in stages), `across` (all Atari games together, by human-normalized
+    score; None for fewer than two) and `warnings`. `differing` has every key in which the groups differ, with
+    a value for each group; `not_compared` has those of these keys that nobody asked to compare. Groups with
+    an empty sample are in no pair and no profile.
     """
     envs: list[dict[str, Any]] = []
     for env, own in by_env(groups).items():
@@ -386,8 +386,8 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def final_return(entry: Mapping[str, Any]) -> GroupReturn | None:
-    """Return the final return in a group's statistics in the form that is shown everywhere; None without a
-    session."""
+    """Return the final return from a group's statistics, in the form that is shown everywhere; None if its
+    sample is empty."""
     found, count = entry["estimates"].get("final_return"), entry["counted"]
     return GroupReturn(**found[statistic_of(count)], seeds=count) if found else None
 
@@ -405,13 +405,13 @@ def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
 
 
 def rank_groups(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn, Mapping[str, Any]]]:
-    """Return the groups with a final return, the highest first."""
+    """Return the groups that have a final return, from the highest to the lowest return."""
     found = [(estimate, entry) for entry in entries if (estimate := final_return(entry)) is not None]
     return sorted(found, key=lambda pair: -pair[0].value)
 
 
 def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the group that is likely better than every other; None if the seeds do not tell."""
+    """Return the group that is likely better than every other group; None if the seeds do not decide."""
     first, *others = [entry["name"] for _, entry in rank_groups(statistics)] or [""]
     found = [improvement({"improvement": pairs}, first, other) for other in others]
     sure = all(one is not None and one.low is not None and one.low > 0.5 for one in found)
@@ -420,7 +420,7 @@ def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, 
 
 
 def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:
-    """Return a measure of the sample of a group's statistics. [sessions]"""
+    """Return the values of a measure for the sample in a group's statistics. [sessions]"""
     return np.array([one[measure] for one in entry["sessions"] if one["counted"]], dtype=np.float64)
 
 
@@ -469,11 +469,11 @@ def _unlike(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _branches(groups: Sequence[Group], statistics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the groups that are branches of one run, and the differences between them.
 
-    statistics: those of each group. Returns `folder` and `frame` of the fork; `groups`, the names of the
-    branches, including the original run if it is present; and `pairs`: for each two branches the mean over
-    the sessions of the difference `x` - `y` in final return, `value`, with its 95 % interval `low` to `high`
-    and the number `n` of sessions. Sessions with the same number have the same past, whose luck cancels in
-    the difference. None if no two groups are branches of one run.
+    statistics: the statistics of each group. Returns `folder` and `frame` of the fork; `groups`, the names of
+    the branches, including the original run if it is present; and `pairs`: for every two branches `x` and
+    `y`, `value`, the mean over the sessions of the difference `x` - `y` in final return, its 95 % interval
+    `low` to `high`, and the number `n` of sessions. Sessions with the same index have the same past, whose
+    luck cancels in the difference. None if no two groups are branches of one run.
     """
     forks = {
         str(run.path): (str(fork.get("folder")), int(fork.get("frame", 0)))
@@ -501,7 +501,8 @@ def _branches(groups: Sequence[Group], statistics: Sequence[Mapping[str, Any]]) 
 
 
 def _across(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Compare groups by human-normalized score over all games that every one of them has played."""
+    """Compare groups by human-normalized score over the games that every group has played; None if fewer than
+    two."""
     games = {
         entry["env"]: {
             group["name"]: values_of(group, "human_normalized")

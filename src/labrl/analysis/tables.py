@@ -25,15 +25,15 @@ LEGEND = f"[low, high]: 95 % interval over the seeds ({METHODS}; P(better): {PAI
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
-    """Return a row for each group of each environment with plain numbers or None, and several columns for
-    each estimate.
+    """Return a row for each group of each environment. Values are plain numbers, text or None.
 
-    `env group agent runs seeds left_out`; `statistic`, `iqm` or `mean`; `<estimate>`, that statistic over the
-    sessions, with `_low` and `_high`, and `_iqm`, `_mean` and `_std`; `threshold`, `reached`, the mean over
-    the sessions of each other measure; `rival` and `improvement`, `_low`, `_high`: the probability that a
-    session of the group beats one of the rival, the group with the highest final return in the environment;
-    `best`: whether the seeds decide that no other group is as good. Then one for each key in which groups
-    differ.
+    Columns: `env`, `group`, `agent`, `runs`, `seeds`, `left_out`; `statistic`: `iqm` or `mean`; for each
+    estimate, `<estimate>` with `_low` and `_high` (that statistic over the sessions and its interval),
+    `_iqm`, `_mean` and `_std`; `threshold` and `reached`, the number of sessions that reached it; for each
+    other measure, its mean over the sessions; `consistency`; `rival`: the group with the highest final return
+    in the environment; `improvement`, with `_low` and `_high`: the probability that a session of the group
+    beats one of the rival; `best`: whether the seeds show that no other group is as good. One column follows
+    for each key in which groups differ.
     """
     rows, settings = [], []
     for env in comparison["envs"]:
@@ -73,10 +73,10 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def differences(env: Mapping[str, Any]) -> list[list[str]]:
-    """Return the headings, then lines with every key in which the groups of an environment differ.
+    """Return a table of the keys in which the groups of an environment differ: the headings, then the lines.
 
-    env: an entry of `envs` in a comparison. A line is a key, or a group if there are fewer keys than groups.
-    Empty without differences.
+    env: an entry of `envs` in a comparison. Each line is for a key, or for a group if there are fewer keys
+    than groups. Empty if there are no differences.
     """
     names = [group["name"] for group in env["groups"]]
     lines = [[key, *map(value_text, values)] for key, values in env["differing"].items()]
@@ -100,9 +100,9 @@ def as_markdown(table: pl.DataFrame, for_paper: bool = False) -> str:
 
 
 def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
-    """Return lines of cells, of which the first has the headings, as a table in GitHub Markdown.
+    """Format lines of cells as a table in GitHub Markdown. The first line contains the headings.
 
-    texts: number of columns of text, which are aligned left and escaped.
+    texts: number of text columns, which come first, are aligned left and are escaped.
     """
     if not lines:
         return ""
@@ -122,8 +122,9 @@ def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
 
 
 def as_latex(table: pl.DataFrame) -> str:
-    """Return a `tabular` for the booktabs package, with the digits of a paper. The final return of the group
-    that is the best of its environment is bold, if the seeds decide that one is."""
+    """Return the table as a `tabular` for the booktabs package, with the digits of a paper (see `readable`).
+    The final return of the best group of an environment is bold if the seeds decide which group is the
+    best."""
     head, *body = readable(table, for_paper=True) or [[]]
     if not head:
         return ""
@@ -146,8 +147,8 @@ def as_latex(table: pl.DataFrame) -> str:
 def readable(table: pl.DataFrame, for_paper: bool = False) -> list[list[str]]:
     """Return the headings, then a line for each row, with every cell as text; empty without rows.
 
-    for_paper: whether an interval determines the digits of its estimate, see `brackets_by_width`. Columns
-    without any known value are left out.
+    for_paper: whether the width of an interval determines the digits of its estimate (see
+    `brackets_by_width`). Columns without any known value are left out.
     """
     text_of = brackets_by_width if for_paper else brackets
     if table.is_empty():
@@ -178,14 +179,14 @@ def readable(table: pl.DataFrame, for_paper: bool = False) -> list[list[str]]:
 
 
 def has_intervals(table: pl.DataFrame) -> bool:
-    """Return whether a number in the table has an interval, which LEGEND explains."""
+    """Return whether any number in the table has an interval, so that LEGEND is needed."""
     ends = [name for name in ("final_return_low", "improvement_low") if name in table.columns]
     return any(table[name].count() for name in ends)
 
 
 def _markdown(text: str) -> str:
-    """Escape the characters that have a meaning in Markdown or HTML at their place, so that most names stay
-    as they are: an underscore within a word has none, and brackets only as a link."""
+    """Escape the characters that have a meaning in Markdown or HTML where they are. Most names stay
+    unchanged: an underscore within a word has no meaning, and brackets have one only in a link."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     brackets = r"\[\]" if re.search(r"\][(\[]", text) else ""
     text = re.sub(rf"([\\`*|~{brackets}]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)

@@ -1,1 +1,1 @@
-"""Weights & Biases, fed by a separate process that reads only the run folder."""
+"""Sending of runs to Weights & Biases, by a separate process that reads only the run folder."""

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 def main() -> None:
     """Follow the sessions until the trial ends, then finish their W&B runs."""
     for ours in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(ours, signal.SIG_IGN)  # the trial receives it too, and reports when it is over
+        signal.signal(ours, signal.SIG_IGN)  # the trial receives the signal too, and reports its end
     logging.basicConfig(level=logging.INFO)
     logging.getLogger().handlers[0].setFormatter(RedactingFormatter("%(asctime)s %(message)s"))
     orders = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered, for select)
@@ -41,7 +41,7 @@ def main() -> None:
     run = Run.open(asked["folder"])
     sessions = [WandbSession(run, index, asked["mode"], asked["options"]) for index in asked["sessions"]]
     _start(sessions)
-    patience = 0.0  # rows may have come while the sessions started
+    patience = 0.0  # rows may have arrived while the sessions started
     while not select.select([orders], [], [], patience)[0]:
         for session in sessions:
             _try(session, session.update)
@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def _start(sessions: Sequence[WandbSession]) -> None:
-    """Start all sessions. If the first one cannot reach W&B, all are kept offline, after waiting only
-    once."""
+    """Start all sessions. If the first one cannot reach W&B, all are kept offline, so that the process waits
+    only once."""
     first, *others = sessions
     if first.mode == "online" and first.tracker == "wandb":
         try:
@@ -76,7 +76,8 @@ def _start(sessions: Sequence[WandbSession]) -> None:
 
 
 def _try(session: WandbSession, action: Callable[[], Any]) -> None:
-    """Call `action` unless the run has ended. An error of W&B is reported once, and ends only this run."""
+    """Call `action` unless the W&B run of the session has ended. An error of W&B is reported once, and ends
+    only this W&B run."""
     if session.ended:
         return
     try:
@@ -87,7 +88,8 @@ def _try(session: WandbSession, action: Callable[[], Any]) -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """Exit if the trial is killed, and leave its W&B runs to the process that resumes them."""
+    """Exit once the process `parent`, which runs the trial, has ended. The W&B runs are left to the process
+    that resumes them."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

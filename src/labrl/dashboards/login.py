@@ -20,10 +20,10 @@ _MODES: dict[str, Mode] = {"offline": "offline", "dryrun": "offline", "disabled"
 
 
 def choose_mode(config: WandbConfig) -> tuple[Mode, str | None]:
-    """Return the mode for a run, and a line to print at its start, if there is one.
+    """Return the mode for a run, and a line to print at its start (None for no line).
 
-    Raises InputError if `wandb.mode` is online and there is no login, because labrl never asks for one, and
-    if Trackio is wanted and not installed.
+    Raises InputError if `wandb.mode` is online but there is no login, because labrl never asks for one, or if
+    Trackio is requested but not installed.
     """
     if config.tracker == "trackio" and config.mode != "disabled":
         if importlib.util.find_spec("trackio") is None:
@@ -68,8 +68,8 @@ def _host() -> str:
 
 
 def _settings() -> dict[str, str]:
-    """Read the settings that commands such as `wandb offline` wrote, for the user and for the working
-    folder."""
+    """Read W&B's settings of the user and of the working folder, which commands such as `wandb offline`
+    write."""
     own = os.path.expanduser(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
     parser = configparser.ConfigParser(interpolation=None)
     try:

@@ -20,11 +20,11 @@ from labrl.run.folder import read_json
 from labrl.run.run import Run
 
 GRACE_SECONDS = 10.0
-"""Seconds for which the end of a trial waits in addition to `wandb.wait`, because the process may just have
-started."""
+"""Seconds that a trial waits at its end in addition to `wandb.wait`, because the sending process may just
+have started."""
 
 QUIET_SECONDS = 3.0
-"""Seconds to wait before a message says so."""
+"""Seconds that a trial waits for uploads before it prints that it is waiting."""
 
 LOG = "wandb.log"
 """File in the run folder with the output of the sending process."""
@@ -36,11 +36,12 @@ _log = logging.getLogger(__name__)
 def shown_on_wandb(
     config: WandbConfig, run: Run, sessions: Sequence[int], say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Send the sessions numbered `sessions` to Weights & Biases while this context is active.
+    """Context manager: send sessions to Weights & Biases while the context is active.
 
     A separate process sends the rows from the run folder, so training is not affected, and any problem
-    results in one line at the end. say: function that prints a line; only the first trial of an experiment
-    prints whether its runs are sent. Raises InputError if `wandb=online` has no login.
+    results in one line at the end. sessions: indices of the sessions; say: function that prints a line; only
+    the first trial of an experiment prints whether its runs are sent. Raises InputError if `wandb=online` is
+    set but there is no login.
     """
     mode, line = choose_mode(config)
     if line and run.is_first_of_experiment:
@@ -54,10 +55,10 @@ def shown_on_wandb(
 
 
 def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
-    """Send what W&B lacks of a run that has ended. Return whether everything has arrived.
+    """Send everything that W&B still lacks of a run that has ended. Return whether everything has arrived.
 
-    changes: options of `WandbConfig` that differ from the run's own. Raises BusyFolderError if the run is
-    still running, and InputError if an option is wrong or there is no login.
+    changes: values of `WandbConfig` that replace those of the run. Raises BusyFolderError if the run is still
+    running, and InputError if an option is wrong or there is no login.
     """
     options = {"tracker": "wandb", **run.read_config().get("wandb", {}), "mode": "online", **changes}
     try:
@@ -90,7 +91,7 @@ def _started(config: WandbConfig, mode: Mode, run: Run, sessions: Sequence[int])
     try:
         process = Follower("labrl.dashboards", output=run.path / LOG)
     except OSError as error:
-        _log.warning("the process for Weights & Biases cannot start, training continues: %s", error)
+        _log.warning("the process for Weights & Biases cannot start, but training continues: %s", error)
         return None
     process.tell(json.dumps(order))
     return process
@@ -103,8 +104,9 @@ def _finish(
     sessions: Sequence[int],
     say: Callable[[str], None],
 ) -> bool:
-    """Tell the process that the trial is over, and wait as long as configured, or until Ctrl-C. Then print
-    where the sessions are shown and what went wrong. Return whether nothing did."""
+    """Tell the sending process that the trial is over, and wait for its end as long as configured, or until
+    Ctrl-C. Then print where the sessions are shown and what went wrong. Return whether everything has arrived
+    without problems."""
     seconds, failure = config.wait + GRACE_SECONDS, None
     quietly = min(seconds, QUIET_SECONDS)
     try:
@@ -115,7 +117,7 @@ def _finish(
             say(f"W&B: uploading for at most {seconds:.0f} s (Ctrl-C to skip)")
             code, *_ = process.finish(seconds - quietly)
         if code:
-            failure = f"the sending process ended with code {code}"
+            failure = f"the sending process ended with exit code {code}"
     except (TimeoutError, KeyboardInterrupt):
         process.kill()
         failure = "the upload did not finish in time"

@@ -11,12 +11,13 @@ from labrl.types import NonNegativeFloat
 
 
 def _short(longest: int, forbidden: str = "") -> AfterValidator:
-    """Return a validator of names that W&B accepts. W&B would refuse other names in the middle of a run."""
+    """Return a validator for names that W&B accepts, because it would reject other names in the middle of a
+    run."""
 
     def check(text: str) -> str:
         if not 1 <= len(text) <= longest or any(sign in text for sign in forbidden):
             without = f", none of {' '.join(forbidden)}" if forbidden else ""
-            raise ValueError(f"must be 1 to {longest} characters{without}")
+            raise ValueError(f"must have 1 to {longest} characters{without}")
         return text
 
     return AfterValidator(check)
@@ -29,25 +30,28 @@ Tag = Annotated[str, _short(64)]
 
 @dataclass(kw_only=True)
 class WandbConfig:
-    """Weights & Biases, with one run for each session, in one group for each trial."""
+    """Settings of Weights & Biases, where each session is one run and the sessions of a trial form a
+    group."""
 
     tracker: Literal["wandb", "trackio"]
     """Where runs are sent: Weights & Biases, or Trackio, which keeps them on this machine."""
     mode: Literal["auto", "online", "offline", "disabled"]
-    """auto: as in WANDB_MODE or W&B's own settings, otherwise online if there is a login, and off if not."""
+    """auto: the mode in WANDB_MODE or in W&B's own settings; if neither sets one, online if there is a login
+    and disabled if not."""
     project: Project
     """Project of the runs, created if needed; 1 to 128 characters without slashes, # ? % or :"""
     entity: str | None
-    """User or team that owns the project; null: the one of the login."""
+    """User or team that owns the project; null: the default of the login."""
     name: Name | None
-    """Name of the runs, followed by the session's number if there are several; null: name of the run
-    folder."""
+    """Name of the runs, followed by the session's index if a trial has several sessions; null: name of the
+    run folder."""
     group: Name | None
-    """Group of the sessions of a trial; null: name of the run folder, after that of its experiment."""
+    """Group of the sessions of a trial; null: name of the experiment, if any, followed by the name of the run
+    folder."""
     tags: list[Tag]
     """Tags of the runs, each of 1 to 64 characters."""
     artifacts: list[Literal["best", "report", "videos", "media"]]
-    """What to upload besides the numbers: each session's best model and videos as files, the trial's report;
-    `media`: the videos so that the page of the run plays them."""
+    """What to upload besides the numbers. `best`: each session's best model; `videos`: each session's videos,
+    as files; `report`: the trial's report; `media`: the videos, to be played on the page of the W&B run."""
     wait: NonNegativeFloat
-    """Seconds for which the end of a trial waits for uploads, >= 0."""
+    """Seconds that a trial waits for uploads at its end, >= 0."""

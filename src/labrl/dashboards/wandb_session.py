@@ -26,7 +26,8 @@ INIT_SECONDS = 30.0
 """Seconds that W&B may take to start a run before it is kept offline. WANDB_INIT_TIMEOUT overrides this."""
 
 _SHARE_OF_READING = 20
-"""Reading the tables takes at most one part in this many of the process's time."""
+"""The process waits at least this many times as long as it took to read the tables before it reads them
+again."""
 
 _PACKAGES = ("labrl", "torch", "numpy", "gymnasium", "ale-py", "hydra-core", "wandb")
 _PROVENANCE = ("started", "command", "git", "python", "machine", "overrides")
@@ -40,12 +41,12 @@ _log = logging.getLogger(__name__)
 
 
 class WandbSession:
-    """A W&B run with the rows of the session's tables up to the newest checkpoint, each exactly once.
+    """A W&B run that contains each row of a session's tables up to the newest checkpoint exactly once.
 
-    No row is sent that a resume could undo: rows after the checkpoint wait for the next one. Rows of both
-    tables at the same frame become one row of W&B, with the frame as its step. The server knows where to
-    continue. Offline, logs that never left this machine are written again. `wandb.json` in the session's
-    folder holds the id of the run, and the last frame of each of the other logs.
+    No row is sent that a resume could undo: rows after the newest checkpoint wait for the next checkpoint.
+    Rows of both tables at the same frame become one row in W&B, with the frame as its step. Online, the
+    server knows where to continue. Offline, logs that never left this machine are written again. `wandb.json`
+    in the session's folder holds the id of the W&B run, and the last frame of each of its other logs.
     """
 
     def __init__(self, run: Run, index: int, mode: Mode, options: Mapping[str, Any]) -> None:
@@ -54,7 +55,7 @@ class WandbSession:
         self.mode = mode
         self.tracker = str(options["tracker"])
         self.warning: str | None = None
-        """The first problem, if any."""
+        """Text on the first problem; None if there was none."""
         self.ended = False
         self._run_folder = run
         self._config = run.read_config()
@@ -63,7 +64,7 @@ class WandbSession:
         known = read_json(self._state)
         self._id = known.get("id") or secrets.token_hex(6)
         self._logs: dict[str, int] = known.get("logs", {})
-        """The last frame in each of W&B's logs, by the name of its folder."""
+        """Last frame in each of W&B's logs, by the name of the log's folder."""
         self._wandb: Any = None
         self._sent = -1
         self._next = 0.0
@@ -116,8 +117,8 @@ class WandbSession:
     def finish(self, report: Path | None = None) -> None:
         """Send the remaining rows, the summary, the artifacts, and how the session ended.
 
-        report: path of the trial's report, if this run is to include it. Raises TimeoutError if the uploads
-        take longer than `wandb.wait`, and the errors of W&B.
+        report: path of the trial's report, if it is uploaded to this W&B run; None otherwise. Raises
+        TimeoutError if the uploads take longer than `wandb.wait`, and the errors of W&B.
         """
         self._next = 0.0
         self.update()
@@ -153,7 +154,9 @@ class WandbSession:
         self.ended = True
         late = isinstance(error, TimeoutError)
         self._warn(
-            "the upload did not finish in time" if late else f"an error ended it ({first_line(error)})"
+            "the upload did not finish in time"
+            if late
+            else f"an error ended the upload ({first_line(error)})"
         )
 
     def _warn(self, text: str) -> None:
@@ -171,7 +174,7 @@ class WandbSession:
 
     def _rows(self, upto: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables and, for W&B,
-        the time at which the row was made."""
+        the time at which its row was written."""
         merged: dict[int, dict[str, Any]] = {}
         for table in ("train", "eval"):
             rows = self.folder.read_rows(table)
@@ -189,10 +192,11 @@ class WandbSession:
     def _times(
         self, table: str, table_rows: Sequence[Mapping[str, Any]]
     ) -> Callable[[int, Any], float | None]:
-        """Return a function from the frame and the `wall` of a row to the time at which it was made.
+        """Return a function from the frame and the `wall` of a row to the time at which the row was written.
 
-        The file was written with its last row, and rows since the last resume are as many seconds of training
-        older. Earlier rows follow the time at which their part of the run started.
+        The last row was written at the modification time of the file. For other rows since the last resume,
+        this time minus the training time between the row and the last row is returned. Earlier rows are timed
+        from the start of their part of the run.
         """
         path = self.folder.path / f"{table}.csv"
         rows = [(row["frame"], row["wall"]) for row in table_rows if isinstance(row.get("wall"), int | float)]
@@ -271,7 +275,7 @@ class WandbSession:
         }
 
     def _recorded(self, experiment: Path | None) -> dict[str, Any]:
-        """Return the trial's configuration, the number of the session, and the provenance."""
+        """Return the trial's configuration, the index of the session, and the provenance."""
         facts = self._run_folder.read_provenance()
         versions = facts.get("packages", {})
         recorded = {

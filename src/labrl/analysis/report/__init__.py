@@ -1,1 +1,1 @@
-"""`report.html`: one file that needs nothing else, of a run, an experiment or a comparison."""
+"""`report.html`: a self-contained file on a run, an experiment or a comparison."""

@@ -30,7 +30,7 @@ class Built(NamedTuple):
     path: Path
     """Path of `report.html`."""
     statistics: Mapping[str, Any]
-    """Result of `compare`; for a single run, that of its only group."""
+    """Result of `compare`, of which a single run is the only group."""
     warnings: Sequence[str]
     """Warnings of the report: unfinished or failed runs, too few seeds, missing rows."""
     verdict: str = ""
@@ -41,8 +41,8 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
     """Build the report of a run, of an experiment, or of all runs below `folder`.
 
     The `statistics.csv` of a run has a row for each session; otherwise it has a row for each group. out:
-    folder for the report, `plots/` and the statistics; None for the folder itself. Raises InputError if there
-    is no run, or the files cannot be written.
+    folder for the report, `plots/` and the statistics; None for `folder` itself. Raises InputError if there
+    is no run, or if the files cannot be written.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     if is_experiment(path):
@@ -69,7 +69,8 @@ def build_comparison(
 ) -> Built:
     """Build a report that compares runs.
 
-    by: as for `group_runs`; experiment: the experiment of the runs, if all are of one.
+    by: see `group_runs`; experiment: the experiment that contains all runs; None if there is no such
+    experiment.
     """
     if not runs:
         place = experiment.path if experiment else out

@@ -16,9 +16,10 @@ from labrl.run.run import Run
 
 
 def trial_cell(folder: Path, title: str, session: int | None = None) -> str | None:
-    """Return the curve, the sessions and the best video of the run in `folder`; None if it cannot be read.
+    """Return HTML with the curve, the sessions and the best video of the run in `folder`; None if the run
+    cannot be read.
 
-    session: the session whose video is shown; None for any.
+    session: index of the session whose video is shown; None for any session.
     """
     with suppress(LabrlError, OSError):
         run = Run.open(folder)
@@ -33,7 +34,8 @@ def trial_cell(folder: Path, title: str, session: int | None = None) -> str | No
 def cell(
     title: str, folder: Path, verdict: str, sheets: list[Sheet], rows: list[list[str]], videos: list[Path]
 ) -> str:
-    """Return the HTML. folder: that of the results; rows: the table, whose first row is its head."""
+    """Return the HTML of a cell. folder: the folder of the results; rows: the rows of the table, headings
+    first."""
     with TemporaryDirectory() as drawn:
         paths = save_sheets(sheets, Path(drawn), ["png"])
         images = [base64.b64encode(path.read_bytes()).decode() for path in paths]

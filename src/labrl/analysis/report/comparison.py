@@ -36,7 +36,7 @@ from labrl.run.session import RunSession
 from labrl.types import INFO
 
 MOST_NAMED = 8
-"""Number of groups with a color of their own; the others are gray lines behind them."""
+"""Maximum number of groups with their own color; the other groups are gray lines behind them."""
 
 MOST_IN_MATRIX = 10
 """Largest number of groups for which every pair is shown as a matrix."""
@@ -52,20 +52,21 @@ SETTING_MEASURES = {
     "stability": "Stability",
     "fps": "Frames/s",
 }
-"""Measures of a session that are shown by setting, with the titles of their charts."""
+"""Measures of a session that are drawn over the values of a setting, with the titles of their charts."""
 
 MOST_KEYS = 6
-"""Largest number of keys whose settings have charts."""
+"""Maximum number of keys for which measures are drawn over the values of the key."""
 
 
 def comparison_report(
     groups: Sequence[Group], folder: Path, title: str, experiment: Experiment | None = None
 ) -> tuple[dict[str, Any], list[Sheet], dict[str, Any]]:
-    """Return curves, scores, pairs and profiles by environment, the trials, and their differences.
+    """Return the content of a comparison's page, its plots and the statistics.
 
-    folder: folder of the report; experiment: the experiment of the trials, if all are of one. Trials of a
-    search are named by their number, and the verdict is what the search confirmed on fresh seeds. Returns the
-    content of the page, its plots and the statistics.
+    The content has the curves, scores, pairs and profiles of each environment, the trials, and the
+    differences between them. folder: folder of the report; experiment: the experiment that contains all
+    trials; None if there is no such experiment. Trials of a search are named by their number, and the verdict
+    is what the search confirmed on fresh seeds.
     """
     runs = [run for group in groups for run in group.runs]
     search = read_search(experiment.info) if experiment else None
@@ -132,9 +133,9 @@ class Member(NamedTuple):
     final: GroupReturn | None
     style: Style
     named: bool
-    """Whether it is one of the best, which have a color of their own."""
+    """Whether the group is one of the best, which have their own colors."""
     key: str
-    """Key by which its curves are hidden."""
+    """Key by which the curves of the group are hidden."""
 
 
 class EnvComparison:
@@ -148,9 +149,9 @@ class EnvComparison:
         several: bool,
         by_rank: bool = True,
     ) -> None:
-        """entry: the statistics of the environment; groups: its groups, in the same order; several: whether
-        there are several environments, so that anchors, files and titles include its name; by_rank: whether
-        scores start with the best group."""
+        """entry: the statistics of the environment; groups: its groups, in the order of `entry`; several:
+        whether there are several environments, so that anchors, files and titles include the environment's
+        name; by_rank: whether scores are sorted from the best group to the worst."""
         self.entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
         self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
@@ -174,7 +175,7 @@ class EnvComparison:
         counts = [one["counted"] for one in entries if one["counted"]]
         self.short_statistic = " or ".join(sorted(set(map(statistic_name, counts)))) or "mean"
         self.seeds = counts[0] if len(set(counts)) == 1 else None
-        """Number of counted seeds of each group; None if it differs."""
+        """Number of counted seeds of each group; None if it differs between groups."""
         self.branches = entry["branches"] or {}
         self.humans = any("human_normalized" in one["estimates"] for one in entries)
         rigorous = all(run.evaluates for one in self.members for run in one.group.runs)
@@ -208,8 +209,8 @@ class EnvComparison:
     ) -> Chart:
         """Return the chart of a quantity, with a line for each group and for each of its seeds.
 
-        curve_of: function that returns the curve of a session, whose run evaluates in separate environments
-        or does not.
+        curve_of: function from a session, and whether its run evaluates in separate environments, to the
+        session's curve.
         """
         lines: list[Line] = []
         trunk: list[Views] = []
@@ -270,8 +271,8 @@ class EnvComparison:
 def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Chart]]:
     """Return a chart of each measure over the values of each key that differs between groups of one agent.
 
-    entries: results of `group_statistics`, one for each of `groups`, which are in one environment. There are
-    at most MOST_KEYS keys, a line for each agent, and no charts of unknown measures.
+    entries: result of `group_statistics` for each of `groups`, which are all in one environment. There are
+    charts for at most MOST_KEYS keys, with a line for each agent. A measure without values has no chart.
     """
     agents = np.array([group.agent for group in groups])
     names = list(dict.fromkeys(agents.tolist()))
@@ -305,7 +306,7 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
 
 
 def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
-    """Return the axis of a key's values, and their positions on it. [groups]"""
+    """Return the axis for the values of a key, and the positions of `values` on it, [groups]."""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         names = list(dict.fromkeys(map(value_text, values)))
         return Axis(key, names), np.array(
@@ -318,7 +319,8 @@ def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
 
 
 def _verdict(entry: Mapping[str, Any]) -> str:
-    """Return the group with the highest return, and whether its seeds differ from those of the next one."""
+    """Return a text on which group has the highest return, and on the probability that one of its seeds beats
+    one of the next group's."""
     found, env = rank_groups(entry["groups"]), entry["env"]
     if not found:
         return f"{env}: no group has a return yet."
@@ -351,7 +353,7 @@ def _warnings(
         where = f"{entry['env']}, " if len(statistics["envs"]) > 1 else ""
         yield from (f"{where}{warning}" for warning in entry["warnings"])
         if keys := ", ".join(entry["not_compared"]):
-            yield f"{where}besides what was typed, the groups differ in {keys}"
+            yield f"{where}in addition to keys from the command line, the groups differ in {keys}"
         said = [(warning, group["name"]) for group in entry["groups"] for warning in group["warnings"]]
         for warning, pairs in group_by_key(said, lambda pair: pair[0]).items():
             who = (
@@ -367,7 +369,7 @@ def _trials(
 ) -> Iterator[dict[str, Any]]:
     """Yield every trial with its result over its sessions, and the link to its own report.
 
-    Runs are identified by their folder, because each experiment has a first trial.
+    Runs are identified by their folders, because trials of different experiments can have the same name.
     """
     found: dict[Path, dict[str, Any]] = {}
     entries = [entry for env in statistics["envs"] for entry in env["groups"]]
@@ -391,7 +393,7 @@ def _trials(
                 "frames": max((one["frames"] for one in played), default=None),
                 "error": "",
             }
-    # The trials of an experiment, also those without a run, and then runs that are no trials.
+    # The trials of an experiment, including those without a run, and then runs that are not trials.
     trials = experiment.info.get("trials", []) if experiment else []
     blank = {"run": UNKNOWN, "link": "", "group": "", **dict.fromkeys(("seed", "final", "best", "frames"))}
     for place, trial in enumerate(trials):

@@ -1,4 +1,4 @@
-"""One HTML file that loads nothing else: the document of every report, its tables and its charts.
+"""The HTML document of a report with its tables and charts, as one file that loads nothing else.
 
 A report is a template in `assets/` that extends `report.html.j2`. It arranges the charts and numbers in a
 report's `content` with the macros of `macros.html.j2`. All text is escaped when it is rendered, so names may
@@ -38,14 +38,14 @@ from labrl.run.folder import path_text
 from labrl.run.provenance import as_yaml
 
 MOST_POINTS = 80_000
-"""Largest number of points of all curves of a report together, about 2 MB."""
+"""Maximum total number of points of all curves in a report, which take about 2 MB."""
 MOST_PER_CURVE = 600
 FEWEST_PER_CURVE = 40
 
 SMALL_VIDEO = 1_000_000
-"""Size in bytes up to which an episode is embedded."""
+"""Maximum size in bytes of an embedded video of an episode."""
 MOST_VIDEO = 2_000_000
-"""Largest size in bytes of all embedded episodes together."""
+"""Maximum total size in bytes of all embedded videos."""
 
 MOST_WARNINGS = 8
 """Number of warnings that are shown without a click."""
@@ -77,8 +77,8 @@ class Page:
         return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
     def source_of(self, video: Path) -> dict[str, Any]:
-        """Return the address of an episode's video: embedded while there is room, otherwise that of its
-        file."""
+        """Return the address of an episode's video, and its size. The video is embedded while there is room;
+        otherwise, the address is that of its file."""
         size = video.stat().st_size if video.exists() else 0
         embedded = 0 < size <= min(SMALL_VIDEO, self._room)
         address = quote(relative(video, self._folder))
@@ -92,8 +92,9 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
     """Return the text of `report.html`.
 
     template: name of its file in `assets/`, without the suffix; folder: folder of the page, to which links
-    are relative; content: what the template arranges, and for the top of every page `title`, `subtitle`,
-    `status` as of `Run.status`, `verdict` (the result in a sentence or two), `warnings` and `footer`.
+    are relative; content: the values that the template uses, and for the top of every page `title`,
+    `subtitle`, `status` (see `Run.status`), `verdict` (the result in a sentence or two), `warnings` and
+    `footer`.
     """
     environment, css, script = assets()
     return environment.get_template(f"{template}.html.j2").render(

@@ -1,4 +1,4 @@
-"""The charts and numbers of a report that only a search has."""
+"""The charts and numbers that only the report of a search has."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
 def _points(
     trials: Sequence[SearchTrial], state: State, axis: str, places: Sequence[float], heights: Sequence[float]
 ) -> Line:
-    """Return the trials that ended in a state, each with its number and values as a label."""
+    """Return the points of the trials that ended in a state, each labeled with the trial's number and
+    values."""
     name, color, mark = MARKS[state]
     labels = []
     for one in trials:
@@ -65,7 +66,7 @@ def _values(trials: Sequence[SearchTrial]) -> list[float]:
 
 
 def _history(search: SearchResult) -> Chart:
-    """Return the chart of each trial's value, and the best so far."""
+    """Return the chart of each trial's value and of the best value so far."""
     lines = []
     for state in MARKS:
         trials = search.of_state(state)
@@ -88,7 +89,7 @@ def _history(search: SearchResult) -> Chart:
 
 
 def _parallel(search: SearchResult) -> Chart:
-    """Return the chart with each trial as a line through its values, the best ones colored."""
+    """Return the chart in which each trial is a line through its values, with the best trials in color."""
     top = {
         trial.number
         for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.of_state("complete"))))]

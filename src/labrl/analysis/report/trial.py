@@ -46,17 +46,17 @@ TITLES = {
 """Columns in the order in which they are shown, with their titles."""
 
 TIMING = {"frame", "env_frames", "episode", "opt_step", "wall", "episodes"}
-"""Columns that serve as axes or counters of the others."""
+"""Columns that serve as axes or counters for the other columns."""
 
 SPREAD = {"return_std", "return_min", "return_max"}
-"""Columns that belong to the return."""
+"""Columns that describe the spread of the return, and have no chart of their own."""
 
 STRONGEST_SHADE = 48
-"""Percentage of ink or paper in the colors of the first and the last seed."""
+"""Percentage of ink in the color of the first session, and of paper in the color of the last session."""
 
 CHANGE = 0.03
-"""Fraction of a curve's whole range by which its last tenth must differ from the tenth before to be
-mentioned."""
+"""Minimum difference between the last tenth of a curve and the tenth before for mentioning a trend, as a
+fraction of the curve's range."""
 
 MOST_VIDEOS = 8
 
@@ -97,7 +97,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def command_again(run: Run) -> str | None:
-    """Return the command that trains the same again; None if it was not recorded."""
+    """Return the command that repeats the training of a run; None if it was not recorded."""
     again = run.provenance.get("overrides")
     if fork := run.info.get("fork"):
         again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
@@ -111,7 +111,8 @@ def command_again(run: Run) -> str | None:
 
 
 def session_rows(statistics: Mapping[str, Any]) -> list[list[str]]:
-    """Return the head of a table of the sessions, and a row for each. statistics: of `trial_statistics`."""
+    """Return a table of the sessions: the headings, then a row for each session. statistics: result of
+    `trial_statistics`."""
     texts, numbers = ("index", "seed", "status"), ("frames", "final_return", "best_return", "fps")
     rows = [
         [*(str(one[name]) for name in texts), *(number(one[name]) for name in numbers)]
@@ -121,7 +122,7 @@ def session_rows(statistics: Mapping[str, Any]) -> list[list[str]]:
 
 
 class TrialCurves:
-    """The curves of a trial: the middle of its sessions, every seed, and the metrics of learning."""
+    """The curves of a trial: the IQM or mean of its sessions, each session, and the learning metrics."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._axes = run, TimeAxes([run])
@@ -158,8 +159,8 @@ class TrialCurves:
         self.small += [self._chart(name) for name in varying if name not in main]
 
     def sheets(self) -> Iterator[Sheet]:
-        """Yield the plots: the returns over frames and wall time, and for each session its metrics of
-        learning."""
+        """Yield the plots: the returns over frames and wall time, and the learning metrics of each
+        session."""
         for name, chart in zip(("return", "evaluation"), self.returns, strict=False):
             for axis in AXES:
                 yield Sheet(f"{name}_{axis}", [chart], axis, f"{self._run.agent} on {self._run.env}")
@@ -183,7 +184,8 @@ class TrialCurves:
         return Chart(title, self._axes.axes, self._lines(views))
 
     def _lines(self, views: Sequence[Mapping[str, View]]) -> list[Line]:
-        """Return the seeds' lines with these views, one for each, without those that have nothing to show."""
+        """Return a line for each session, except for sessions without a finite value. views: the views of
+        each session."""
         return [
             replace(line, views=own)
             for line, own in zip(self._seeds, views, strict=True)
@@ -192,10 +194,10 @@ class TrialCurves:
 
 
 def _shown_measures(run: Run, statistics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the measures of the table with their names.
+    """Return the measures that the table of statistics shows, with their names.
 
-    SLM Lab's score is left out of a short run. Over all rows instead of the last 100, it would be mistaken
-    for another final return.
+    SLM Lab's score is left out for a short run. It would be a mean over all rows instead of the last 100, and
+    be mistaken for another final return.
     """
     counted = {entry["index"] for entry in statistics["sessions"] if entry["counted"]}
     tables = [known(one.train, "return_mean") for one in run.sessions if one.index in counted]
@@ -204,7 +206,7 @@ def _shown_measures(run: Run, statistics: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the result of the run, its references, and whether it was still learning."""
+    """Yield sentences on the result of the run, its reference returns, and whether it was still learning."""
     sessions = statistics["sessions"]
     failed = sum(session.status == "failed" for session in run.sessions)
     if failed:
@@ -252,7 +254,7 @@ def _against(statistics: Mapping[str, Any], value: float) -> Iterator[str]:
 
 
 def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
-    """Yield whether the return was still rising, or was falling, in the last tenth of the frames."""
+    """Yield a sentence if the return was still rising, or was falling, in the last tenth of the frames."""
     frame = np.array(curve["frame"], dtype=np.float64)
     mean = np.array(curve["mean"], dtype=np.float64)
     frame, mean = frame[known := np.isfinite(mean)], mean[known]
@@ -285,7 +287,8 @@ def _videos(run: Run) -> dict[Path, str]:
 
 
 def _changed(run: Run) -> list[list[str]] | None:
-    """Return the differences from the defaults at the end of the run; None if they were not recorded."""
+    """Return the key, value and default of each setting that differed from its default at the end of the run;
+    None if the differences were not recorded."""
     try:
         entries = json.loads(run.changed_json.read_text(encoding="utf-8"))
         return [
@@ -297,7 +300,8 @@ def _changed(run: Run) -> list[list[str]] | None:
 
 
 def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
-    """Return code, machine and packages of a run by name; empty if a fact is not known."""
+    """Return the code version, machine and packages of a run as a dict of texts; a text is empty if
+    unknown."""
     facts, fork, machine = run.provenance, _dict(run.info.get("fork")), _dict(run.provenance.get("machine"))
     gits = _dict(facts.get("git"))
     memory, cores = machine.get("memory"), machine.get("cores")
@@ -324,7 +328,8 @@ def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def _beginning(facts: Any) -> str:
-    """Describe in one line which weights of another run this one started from, and which were new."""
+    """Describe in one line from which weights of another run a run started, and which were newly
+    initialized."""
     if not isinstance(facts, dict) or not facts:
         return ""
     sources = {f"session {one['session']}, frame {one['frame']:,}" for one in facts["sessions"].values()}
