@@ -1,5 +1,5 @@
-"""The actions of unfinished episodes, which restore them together with their seeds, and statistics of the
-latest actions."""
+"""The actions of unfinished episodes, from which the episodes are restored with their seeds, and statistics
+of the latest actions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from labrl.envs.protocol import action_dtype
 from labrl.spaces import widths
 
 WINDOW = 1000
-"""Number of latest frames that the statistics cover, rounded up to whole vector steps."""
+"""Number of latest frames that the statistics cover, rounded up to complete vector steps."""
 MOST = 32
-"""Largest number of discrete actions, or of components of a real-valued one, that have columns of their
+"""Maximum number of discrete actions, or of components of a real-valued action, that have columns of their
 own."""
 NEAR = 0.01
-"""Distance from a bound, as a fraction of the range, up to which an action counts as at the bound."""
+"""Distance from a bound, as a fraction of the range, within which an action counts as being at that bound."""
 
 
 class ActionRecord:
-    """Actions of the unfinished episodes, and the latest actions.
+    """The actions of the unfinished episodes, and the latest actions, in one array.
 
-    Each vector step writes one row, and each environment has the index of the row at which its episode
-    started. When room runs out, rows that belong neither to an unfinished episode nor to the latest actions
-    are dropped, and the array doubles in size if necessary. Written rows are never changed.
+    Each vector step writes one row. For each environment, the index of the row at which its episode started
+    is kept. When the array is full, rows that belong neither to an unfinished episode nor to the latest
+    actions are dropped, and the array doubles in size if necessary. Written rows are never changed.
     """
 
     def __init__(self, num_envs: int, space: Space[Any], capacity: int = 1024) -> None:
@@ -52,34 +52,34 @@ class ActionRecord:
         return self._next - self._first
 
     def append(self, actions: NDArray) -> None:
-        """Add one action per environment. actions: [num_envs, *action]."""
+        """Add the actions of a vector step. actions: [num_envs, *action]."""
         if self._next == len(self._rows):
             self._make_room()
         self._rows[self._next] = actions
         self._next += 1
 
     def begin(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Start a new episode of the environments in the mask `envs`, [num_envs].
+        """Start a new episode in each environment for which the mask `envs`, [num_envs], is set.
 
-        Returns the number of actions of each environment's previous episode, [num_envs].
+        Returns the number of actions in each environment's episode before the call, [num_envs].
         """
         lengths = self._next - self._first
         self._first[envs] = self._next
         return lengths
 
     def since_reset(self) -> list[NDArray]:
-        """Return a copy of each environment's actions since its reset, num_envs arrays [length, *action]."""
+        """Return a copy of each environment's actions since its reset: num_envs arrays, [length, *action]."""
         return [self._rows[first : self._next, env].copy() for env, first in enumerate(self._first)]
 
     def last(self, env: int, length: int) -> NDArray:
-        """Return a view of the latest actions of one environment, which later steps do not change.
+        """Return the latest actions of one environment as a view that later steps do not change.
 
         Returns [length, *action].
         """
         return self._rows[self._next - length : self._next, env]
 
     def begin_after(self, latest: NDArray) -> None:
-        """Load a value of `latest`, with all environments at the start of an episode."""
+        """Load a saved value of `latest`, and put all environments at the start of an episode."""
         self._rows = self._with_room(len(latest))
         self._rows[: len(latest)] = latest
         self._next = len(latest)
@@ -88,8 +88,8 @@ class ActionRecord:
     def load(self, actions: list[NDArray]) -> NDArray:
         """Load a result of `since_reset`, aligned so that every environment's actions end in the last row.
 
-        Returns the rows, [longest, num_envs, *action]. Before an environment's own actions, they are filled
-        with those of the longest episode, as valid actions without meaning.
+        Returns the rows, [longest, num_envs, *action]. Rows before an environment's own actions are filled
+        with actions of the longest episode, which are valid but have no meaning.
         """
         longest, latest = max(actions, key=len), self._rows[: self._next]
         count, lengths = len(longest), np.array([len(own) for own in actions], dtype=np.int64)
@@ -105,7 +105,7 @@ class ActionRecord:
         return to_play
 
     def _with_room(self, count: int) -> NDArray:
-        """Return an empty array of at least `count` rows."""
+        """Return a new array with room for at least `count` rows."""
         capacity = len(self._rows)
         while capacity < count:
             capacity *= 2
@@ -124,9 +124,9 @@ class ActionRecord:
 
 
 def action_statistics(latest: NDArray, space: gym.Space[Any]) -> dict[str, float]:
-    """Return the shares of discrete actions, or mean and deviation of real-valued ones; nan without actions.
+    """Return the shares of discrete actions, or the means and deviations of real-valued ones; nan if none.
 
-    latest: the actions, `ActionRecord.latest`, [steps, num_envs, *action].
+    latest: the actions, as in `ActionRecord.latest`, [steps, num_envs, *action].
     """
     columns = _moments(latest, space) if isinstance(space, gym.spaces.Box) else _shares(latest, space)
     return columns if len(latest) else dict.fromkeys(columns, math.nan)
@@ -135,10 +135,10 @@ def action_statistics(latest: NDArray, space: gym.Space[Any]) -> dict[str, float
 def _shares(latest: NDArray, space: gym.Space[Any]) -> dict[str, float]:
     """Return the share of each action and the largest share.
 
-    Each component of a MultiDiscrete or MultiBinary action is counted separately.
-    `action_share/<action>`, or `action_share/<component>/<value>` if there are several components, exist in
-    spaces with at most MOST values altogether. `action_top_share` is the largest share of any value of any
-    component; 1 means that the policy has collapsed to a single action.
+    Each component of a MultiDiscrete or MultiBinary action is counted separately. The columns
+    `action_share/<action>`, or `action_share/<component>/<value>` if there are several components, exist only
+    if the components have at most MOST values in total. `action_top_share` is the largest share of any value
+    of any component; 1 means that the policy has collapsed to a single action.
     """
     of_choices = choices(space)
     if not of_choices:
@@ -158,11 +158,12 @@ def _shares(latest: NDArray, space: gym.Space[Any]) -> dict[str, float]:
 
 
 def _moments(latest: NDArray, space: gym.spaces.Box) -> dict[str, float]:
-    """Return mean and standard deviation of the actions, and the share of their components at a bound.
+    """Return the mean and standard deviation of actions, and the share of their components at a bound.
 
-    `action_mean/<component>` and `action_std/<component>` are without a number if there is only one
-    component, and averages over all if there are more than MOST. `action_bound_share` counts the components
-    within NEAR of a bound, among those with more than one value; 1 means that all actions are extreme.
+    The columns are `action_mean/<component>` and `action_std/<component>`. If there is only one component, or
+    more than MOST, they are `action_mean` and `action_std`, averaged over the components.
+    `action_bound_share` is the share of components that are within NEAR of a bound, leaving out components
+    with a single possible value; 1 means that all actions are extreme.
     """
     # Double precision, and one order in memory, so that sums are the same after a resume.
     rows = np.array(latest, np.float64, order="C").reshape(-1, math.prod(space.shape))

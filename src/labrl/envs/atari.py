@@ -23,7 +23,7 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 INFOS = ("lives", "frame_number", "episode_frame_number")
-"""Numbers in the info of the ALE's vector environment."""
+"""Names of the numeric entries in the info of the ALE's vector environment."""
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class AtariConfig(EnvironmentConfig):
     (Machado et al., 2018, arXiv:1709.06009) with the frame skip and image size of Mnih et al., 2015."""
 
     game: str
-    """Snake-case id of the game, such as ms_pacman; `labrl-envs` lists them."""
+    """Snake-case id of the game, such as ms_pacman; `labrl-envs` lists all games."""
     frame_skip: PositiveInt
     """Number of emulator frames for which each action is repeated, >= 1."""
     frame_stack: PositiveInt
@@ -42,18 +42,18 @@ class AtariConfig(EnvironmentConfig):
     grayscale: bool
     """Whether images are grayscale, [stack, size, size]; otherwise RGB, [stack, size, size, 3]."""
     sticky_actions: Probability
-    """Probability that the emulator repeats the previous action instead of the given one, per emulator
-    frame, in [0, 1]."""
+    """Probability, in [0, 1], that the emulator repeats the previous action instead of the given one; it
+    applies to each emulator frame."""
     noop_max: NonNegativeInt
-    """Exclusive upper bound of the random number of no-operations at the start of a game, in emulator frames,
-    >= 0."""
+    """Exclusive upper bound, >= 0, of the random number of no-operations at the start of a game, in emulator
+    frames."""
     fire_reset: Literal[True, False, "each_life"]
-    """Whether FIRE is pressed once at the start of games that have this action; each_life: after a lost life,
-    it also replaces the agent's first action."""
+    """Whether FIRE is pressed once at the start of games that have this action; each_life: FIRE also replaces
+    the agent's first action after each lost life."""
     full_action_space: bool
-    """Whether all 18 actions are available instead of those with an effect in the game."""
+    """Whether all 18 actions are available; false: only actions that have an effect in the game."""
     life_loss_signal: bool
-    """Whether the learner sees a lost life as termination, although the game continues. Has no effect in
+    """Whether the learner sees a lost life as termination, although the game continues. This has no effect in
     evaluation."""
     max_episode_frames: PositiveInt
     """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
@@ -62,7 +62,7 @@ class AtariConfig(EnvironmentConfig):
         if unknown := [name for name in self.info_keys or () if name not in INFOS]:
             infos = f"the info of the ALE's vector environment, which contains {', '.join(INFOS)}"
             why = f"{unknown[0]} is not in {infos}"
-            fix = "For other numbers, step the game with env=gymnasium, or compute them in a callback"
+            fix = "To record other values, step the game with env=gymnasium, or compute them in a callback"
             raise InputError.unsupported("env.info_keys", why, fix)
 
     def stacking(self) -> str:
@@ -70,13 +70,14 @@ class AtariConfig(EnvironmentConfig):
         color = "grayscale" if self.grayscale else "RGB"
         return (
             f"the {self.frame_stack} latest {color} images of {self.image_size} x {self.image_size} "
-            f"pixels, the oldest first, zeros before the reset; one image every {self.frame_skip} emulator "
-            "frames, the pixelwise maximum of the last two frames, as in ale_py.AtariVectorEnv"
+            f"pixels, the oldest first, with zeros for images before the reset; each image covers "
+            f"{self.frame_skip} emulator frames and is the pixelwise maximum of the last two of these, as in "
+            "ale_py.AtariVectorEnv"
         )
 
 
 class AtariEnv(Backend):
-    """Backend over `ale_py.AtariVectorEnv`.
+    """Backend that uses `ale_py.AtariVectorEnv`.
 
     Observations are uint8, [num_envs, stack, size, size] (with a last axis of 3 for RGB). Results do not
     depend on `num_threads`.
@@ -111,7 +112,7 @@ class AtariEnv(Backend):
 
     @classmethod
     def spaces(cls, config: AtariConfig) -> tuple[Space[Any], Space[Any]]:
-        """Return observation and action space of one game. Raises InputError for an unsupported game."""
+        """Return the observation and action spaces of a game. Raises InputError for an unsupported game."""
         check_game(config.game)
         size = config.image_size
         key = config.game, config.full_action_space, size, config.frame_stack, config.grayscale
@@ -139,7 +140,7 @@ class AtariEnv(Backend):
             self._emulators.prepare(env, seed)
 
     def pressed(self, actions: NDArray) -> NDArray:
-        """Return the actions that the emulators receive instead of those of the agent. [num_envs]"""
+        """Return the actions that the emulators receive in place of the agent's actions. [num_envs]"""
         return actions if self._fire is None else np.where(self._serves, self._fire, actions)
 
     def step(self, actions: NDArray) -> Transition:
@@ -153,14 +154,14 @@ class AtariEnv(Backend):
         return Transition(observation, reward, terminated, truncated, ended)
 
     def close(self) -> None:
-        """Free the emulators and their threads."""
+        """Release the emulators and their threads."""
         if self._open is not None:
             self._open.close()
         self._open = None
 
 
 _spaces: dict[tuple[str, bool, int, int, bool], tuple[Space[Any], Space[Any]]] = {}
-"""Spaces of the games so far, kept because an emulator takes 0.15 s to start."""
+"""Spaces of the games that have been used, kept because starting an emulator takes 0.15 s."""
 
 
 def vector_env(

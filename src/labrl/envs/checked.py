@@ -1,4 +1,4 @@
-"""One environment, of which every answer is checked against its spaces and Gymnasium's interface.
+"""An environment whose return values are all checked against its spaces and Gymnasium's interface.
 
 Without the check, an observation that does not fit would be broadcast or rounded when it is copied into an
 array, and a wrapper would fail with an error about tuples that does not name the class at fault.
@@ -42,9 +42,9 @@ class MisfitError(EnvironmentFailedError):
 
 
 class CheckedEnv:
-    """One environment, in the session's process or in a worker, of which every answer is checked.
+    """An environment whose return values are all checked, in the session's process or in a worker.
 
-    Numbers that are not finite are left to `VectorEnv`, which detects them for all environments at once. Of
+    Non-finite numbers are not checked here, because `VectorEnv` detects them for all environments at once. Of
     `info`, labrl uses only the mask and the numbers of `env.info_keys`.
     """
 
@@ -61,12 +61,12 @@ class CheckedEnv:
         renew: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """make: makes the environment; name, number: its name, and its number in the session, for messages;
-        env: an environment that was already made; masked: whether the probe got a mask from such an
-        environment, None in the probe itself, which gets infos unchanged; wanted: whether masks would be
-        used; numbers: names of the numbers to keep of the infos of steps; renew: whether to make a new
-        environment for every episode, because a seeded reset depends on earlier episodes; options: those of
-        every reset."""
+        """make: function that makes the environment; name, number: the environment's name, and its index in
+        the session, for messages; env: an environment that was already made; masked: whether the probe
+        received a mask from an environment with the same configuration, None in the probe itself, which
+        receives infos unchanged; wanted: whether the run would use masks; numbers: names of the numbers to
+        keep from the infos of steps; renew: whether to make a new environment for every episode, because a
+        seeded reset depends on earlier episodes; options: argument `options` of every reset."""
         self.env = make() if env is None else env
         self._make, self._name, self._number = make, name, number
         self._is_probe, self._must_lack_mask = masked is None, wanted and masked is False
@@ -74,7 +74,7 @@ class CheckedEnv:
         self._space, actions = self.env.observation_space, self.env.action_space
         plain = isinstance(self._space, Box) and not numbers and not self._is_probe
         self._plain_shape, self._dtype = self._space.shape if plain else None, self._space.dtype
-        """Shape and type of observations that need no further check; None if each answer needs one."""
+        """Shape (None: check every answer further) and dtype of observations that need no further check."""
         self._num_flags = sum(choices(actions)) if masked else 0
         self._has_mask_in_dict = carries_mask(self._space, actions)
         self._steps = -1
@@ -103,7 +103,7 @@ class CheckedEnv:
         return observation, self._check(observation, info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """Act. Returns the observation, one number, two flags, and the part of the info that labrl uses.
+        """Act. Returns the observation, the reward, two flags, and the part of the info that labrl uses.
 
         Raises MisfitError.
         """
@@ -147,9 +147,9 @@ class CheckedEnv:
         self.env.close()
 
     def _as_values(self, method: str, answer: Any, given: dict[str, Any], env: Any = None) -> tuple[Any, ...]:
-        """Return the answer of a method as a tuple. Raises MisfitError for another number of values.
+        """Return a method's answer as a tuple. Raises MisfitError if it has the wrong number of values.
 
-        given: arguments of the method; env: environment inside all wrappers, if the answer is its own.
+        given: arguments of the method; env: the environment inside all wrappers, if it gave the answer.
         """
         wanted, several = RETURNED[method], isinstance(answer, tuple | list)
         if several and len(answer) == len(wanted):
@@ -174,7 +174,7 @@ class CheckedEnv:
         )
 
     def _check_innermost(self, method: str, given: dict[str, Any]) -> None:
-        """Call the environment inside all wrappers again. Raises MisfitError if it caused their failure."""
+        """Call the environment inside all wrappers again. Raises MisfitError if it made the wrappers fail."""
         if (inner := self.env.unwrapped) is self.env:
             return
         try:
@@ -184,7 +184,7 @@ class CheckedEnv:
         self._as_values(method, answer, given, inner)
 
     def _read_flag(self, given: Any, called: str) -> bool:
-        """Return a value equal to True or False as a bool, also from NumPy or in an array of one element."""
+        """Return a flag as a bool. It may be a NumPy value, a number 0 or 1, or an array of one element."""
         one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
         if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
             self._refuse(f"its {called} is {shorten(given)}, but must be True or False")
@@ -216,7 +216,7 @@ def check_observation(space: Space[Any], given: Any, called: str = "its observat
     """Raise ValueError if an observation lacks a part of its space, or does not fit its shape or type.
 
     Additional entries are ignored. The bounds of a Box are not checked, because many environments exceed
-    them slightly, and neither are unsupported spaces, which are refused before a run.
+    them slightly. Unsupported spaces are not checked either, because they are refused before a run.
     """
     # Most discrete observations are plain numbers; converting them to arrays would dominate the cost.
     if type(space) is Discrete and type(given) in (int, np.int64) and 0 <= given - space.start < space.n:

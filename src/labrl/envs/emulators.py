@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
 FEW_THREADS = 2
-"""Largest number of threads for which stepping games together is faster, on a machine with more cores."""
+"""Maximum number of threads with which stepping games together is faster, if the machine has more cores."""
 
 
 def have_all_cores(num_threads: int) -> bool:
@@ -26,8 +26,9 @@ def have_all_cores(num_threads: int) -> bool:
 def separate_is_faster(num_threads: int) -> bool:
     """Return whether it is faster to step games separately and prepare their next episodes in the background.
 
-    On two cores this gives PPO on Breakout, whose first games are short, 22 % more frames per second, A2C on
-    Breakout 29 %, and A2C on Pong 5 %. With a single thread, no core is free to prepare an episode.
+    On two cores, this gives 22 % more frames per second for PPO on Breakout (whose first games are short), 29
+    % for A2C on Breakout, and 5 % for A2C on Pong. With a single thread, no core is free to prepare an
+    episode.
     """
     return num_threads > (1 if have_all_cores(num_threads) else FEW_THREADS)
 
@@ -91,12 +92,13 @@ class BatchedEmulators:
 class SeparateEmulators:
     """Each game in an emulator with one thread, and a second emulator that prepares its next episode.
 
-    A seeded reset reloads the cartridge, which takes 0.1 s, as long as hundreds of steps. It is therefore
-    done in the background. Results depend neither on this nor on the number of threads.
+    A seeded reset reloads the cartridge, which takes 0.1 s, as long as hundreds of steps. Resets are
+    therefore done in the background. Results depend neither on this nor on the number of threads.
     """
 
     def __init__(self, new: Callable[[], ale_py.AtariVectorEnv], num_envs: int, num_threads: int) -> None:
-        """new: makes a vector environment of one game; num_threads: most games to step at the same time."""
+        """new: function that makes a vector environment of one game; num_threads: maximum number of games
+        that are stepped at the same time."""
         self._new = new
         # If all cores of the machine may be used, the system schedules the games better than a limit would.
         self._at_once = num_envs if have_all_cores(num_threads) else min(num_threads, num_envs)
@@ -166,7 +168,7 @@ class SeparateEmulators:
         return result
 
     def _send(self, env: int, actions: NDArray) -> None:
-        """Let a game act. The ALE's own method takes three times as long, because it checks the action."""
+        """Send a game its action. The ALE's own method checks the action, which takes three times as long."""
         self._playing[env].ale.send(actions[env : env + 1], _FULL_STRENGTH)
 
     @property
@@ -175,7 +177,7 @@ class SeparateEmulators:
         return {name: np.concatenate([one[name] for one in self._infos]) for name in self._infos[0]}
 
     def close(self) -> None:
-        """Free the emulators."""
+        """Release the emulators."""
         self._resets.shutdown(cancel_futures=True)
         # The ALE has no close(): its threads end when the objects are deleted.
         self._playing.clear()

@@ -1,4 +1,4 @@
-"""The environments that `env=` can select, listed without importing the ALE, so that completion is fast."""
+"""The environments that `env=` can select. Listing them imports no ALE, so shell completion is fast."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def list_environments(part: str = "") -> list[str]:
 
 
 def check_game(game: str) -> None:
-    """Raise InputError with the nearest spelling unless `game` is a supported game."""
+    """Raise InputError, which suggests the nearest spelling, unless `game` is a supported game."""
     known = games()
     if game in known:
         return
@@ -84,14 +84,14 @@ def env_of(env_id: str) -> str:
 
 
 def check_environment(env: Mapping[str, Any], option: str) -> None:
-    """Raise InputError if the name or the presets of an environment are those of another one.
+    """Raise InputError if an environment would have the name or the presets of another environment.
 
     env: the group `env` of a new run, resolved; option: the option of the group, which determines presets.
     """
     ids = {name: known for name, _, known in environments() if name != "gymnasium"}
 
     def meant(name: str) -> str:
-        """Return what to type for the environment with this name or id; '' if there is none."""
+        """Return the override for the environment with this name or id; '' if there is none."""
         typed = f"env={name}" if name in ids else env_of(name)
         if not typed or typed.removeprefix("env=") in ids:
             return typed
@@ -106,7 +106,7 @@ def check_environment(env: Mapping[str, Any], option: str) -> None:
             raise InputError.contradiction(
                 f"env.name={name}",
                 f"env.make={env['make']['_target_']}",
-                f"that is the name of env={option}",
+                f"this is the name of env={option}",
                 "env.name=<name>, or without its presets env=gymnasium env.id=null env.name=<name>",
             )
         return

@@ -1,4 +1,4 @@
-"""Rewards and terminations of goal environments for goals other than the one pursued."""
+"""Rewards and terminations of goal environments for goals other than the pursued goal."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from labrl.spaces import ACHIEVED, DESIRED, alike
 _log = logging.getLogger(__name__)
 
 STEPS = 50
-"""Number of steps with which the methods of an environment are compared."""
+"""Number of steps on which an environment's methods are compared with its rewards and terminations."""
 
 TOLERANCE = 1e-3
-"""Difference of rewards, relative to the largest, that rounding may cause."""
+"""Difference between rewards, relative to the largest reward, that rounding may cause."""
 
 
 def has_goals(space: Space[Any]) -> bool:
@@ -32,11 +32,12 @@ def has_goals(space: Space[Any]) -> bool:
 
 
 class GoalEnv:
-    """Compute the rewards of goals with an environment that is lent, or with one made at the first use.
+    """Compute rewards for goals with an environment that is lent, or that is made at the first use.
 
     The environment needs `compute_reward(achieved_goal, desired_goal, info)` and may have
     `compute_terminated(achieved_goal, desired_goal, info)`, as in Gymnasium-Robotics' `GoalEnv`. Both must
-    depend only on the goals. They are called with batches if these give the same values as single goals.
+    depend only on the goals. They are called with batches of goals if this gives the same values as single
+    goals.
     """
 
     def __init__(
@@ -46,18 +47,19 @@ class GoalEnv:
         name: str,
         lend: Callable[[], gymnasium.Env[Any, Any] | None] = lambda: None,
     ) -> None:
-        """make: makes an environment; space, name: its observation space and name; lend: returns an
-        environment to use instead, which its owner closes, or None."""
+        """make: function that makes an environment; space, name: the environment's observation space and
+        name; lend: function that returns an environment to use instead, which its owner closes, or None."""
         self._make, self._space, self._name, self._lend = make, space, name, lend
         self._env: gymnasium.Env[Any, Any] | None = None
         self._is_lent = False
         self._ways: dict[str, Callable[[str, NDArray, NDArray], NDArray[np.float64]]] = {}
-        """How to call each method: with a batch of goals, or with one after the other."""
+        """Function that calls a method, by method: with a batch of goals, or with one goal at a time."""
 
     def check(self) -> None:
         """Raise InputError unless the environment computes the rewards that its steps return.
 
-        If only some of them differ, log a warning, because a reward may have a rare part without a goal.
+        If only some rewards differ, log a warning, because a reward may have a rare part that depends on no
+        goal.
         """
         if self._method("compute_reward") is None:
             why = "needs a method compute_reward(achieved_goal, desired_goal, info)"
@@ -79,7 +81,8 @@ class GoalEnv:
                 f"needs {method} to return what step() returns, but in {np.count_nonzero(differ)} of "
                 f"{len(given)} steps they differ ({computed[row]:g} and {given[row]:g} in step {row + 1})"
             )
-            remedy = f"let both, through all wrappers, return the same (labrl calls {method} with info={{}})"
+            remedy = "make both return the same value, through all wrappers "
+            remedy += f"(labrl calls {method} with info={{}})"
             if differ.all():
                 raise self._refused(what, remedy)
             _log.warning("%s", self._refused(what, remedy))
@@ -98,7 +101,7 @@ class GoalEnv:
         return self._asked("compute_terminated", achieved, desired).astype(np.bool_)
 
     def close(self) -> None:
-        """Close the environment if it was made here."""
+        """Close the environment, unless it was lent."""
         if self._env is not None and not self._is_lent:
             self._env.close()
         self._env = None
@@ -114,21 +117,21 @@ class GoalEnv:
         return self._env
 
     def _method(self, name: str) -> Any:
-        """Return a method of the environment or of one of its wrappers, None if there is none."""
+        """Return a method of the environment or of one of its wrappers; None if there is no such method."""
         env = self._own()
         return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
     def _asked(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray[np.float64]:
-        """Call a method with goals, [n, *goal] each. Returns [n]."""
+        """Call a method with achieved and desired goals, [n, *goal] each. Returns [n]."""
         if method not in self._ways:
             self._ways[method] = self._choose_way(method)
         return self._ways[method](method, achieved, desired)
 
     def _choose_way(self, method: str) -> Callable[[str, NDArray, NDArray], NDArray[np.float64]]:
-        """Return `_batch` if it gives the same as each goal alone, else `_singly`.
+        """Return `_batch` if a batch of goals gives the same values as single goals, otherwise `_singly`.
 
-        Raises InputError if both fail. The number of goals differs from their sizes, because a function of a
-        single goal would accept a batch of two goals as one of size two.
+        Raises InputError if both fail. The number of goals must differ from the sizes of a goal: a function
+        of a single goal would accept a batch of two goals as one goal of size two.
         """
         achieved, desired, *_ = self._steps
         alone = batch = error = None
@@ -141,9 +144,9 @@ class GoalEnv:
         if batch is not None and batch.shape == (len(achieved),):
             return self._batch if alone is None or _close(batch, alone).all() else self._singly
         if error is not None:
-            why = f"calls {method}(achieved_goal, desired_goal, info) with info={{}}, and it fails"
+            why = f"calls {method}(achieved_goal, desired_goal, info) with info={{}}, but it fails"
             why = f"{why}: {type(error).__name__}: {error}"
-            raise self._refused(why, "let it depend only on the goals and return one number") from error
+            raise self._refused(why, "make it depend only on the goals and return one number") from error
         return self._singly
 
     def _batch(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray[np.float64]:
@@ -156,7 +159,7 @@ class GoalEnv:
 
     @cached_property
     def _steps(self) -> tuple[NDArray, NDArray, NDArray[np.float64], NDArray[np.float64]]:
-        """Random steps: goals achieved and desired, [steps, *goal] each, rewards and terminations, [steps].
+        """Random steps: achieved and desired goals, [steps, *goal] each; rewards and terminations, [steps].
 
         Raises InputError if the environment fails.
         """
@@ -187,5 +190,5 @@ class GoalEnv:
 
 
 def _close(values: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return for each pair whether it is equal up to rounding."""
+    """Return, for each pair of values, whether they are equal up to rounding."""
     return np.isclose(values, others, rtol=0, atol=TOLERANCE * (np.abs(others).max() + TOLERANCE))

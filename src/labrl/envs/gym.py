@@ -25,15 +25,15 @@ from labrl.spaces import array_dtype, flat_space, places
 _log = logging.getLogger(__name__)
 
 LONGEST_EVALUATION = ENDLESS
-"""Steps after which an evaluation episode is truncated in an environment without a time limit."""
+"""Number of steps after which an evaluation episode is truncated if the environment has no time limit."""
 
 
 class GymnasiumEnv(Backend):
-    """Backend for Gymnasium environments, none of which resets by itself.
+    """Backend for Gymnasium environments, which never reset by themselves.
 
-    Environments in this process are stepped here, one after the other, because the overhead of Gymnasium's
-    `SyncVectorEnv` is several times the cost of a CartPole step. Otherwise they are in worker processes, of
-    which at most `num_threads` step at the same time.
+    Environments in this process are stepped one after the other, without Gymnasium's `SyncVectorEnv`, whose
+    overhead is several times the cost of a CartPole step. Otherwise the environments are in worker processes,
+    of which at most `num_threads` step at the same time.
     """
 
     Config = GymnasiumConfig
@@ -47,7 +47,7 @@ class GymnasiumEnv(Backend):
         evaluation: bool = False,
         known: EnvProbe | None = None,
     ) -> None:
-        """known: properties of these environments; None to find them out by making one."""
+        """known: properties of the environments; None: making an environment determines them."""
         self.name, self.num_envs, self.frame_skip = config.name, num_envs, 1
         self.workers: Workers | None = None
         """Processes of the environments; None if they are stepped in this process."""
@@ -101,7 +101,7 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
-        """Return observation and action space of one environment. Raises InputError if it cannot be made."""
+        """Return one environment's observation and action spaces. Raises InputError if it cannot be made."""
         with probing(config) as probe:
             given, actions = probe.observation_space, probe.action_space
         return flat_space(without_mask(given, actions)), actions
@@ -124,7 +124,7 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def make_goals(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
-        """Return an object that computes rewards of other goals; None if observations have no goals."""
+        """Return an object that computes rewards for other goals; None if observations contain no goals."""
         if not has_goals(space):
             return None
         known = known_probe(config)

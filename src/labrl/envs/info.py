@@ -1,7 +1,7 @@
-"""Numbers that environments return in `info`, reduced to one for each episode (`env.info_keys`).
+"""Numbers that environments return in `info`, reduced to one number per episode (`env.info_keys`).
 
-Infos have Gymnasium's formats: that of one environment is a dict, which may contain dicts; that of several is
-a dict of arrays, [num_envs], in which `_name` marks the environments that returned `name`.
+Infos have Gymnasium's formats. The info of a single environment is a dict, which may contain dicts. The info
+of several environments is a dict of arrays, [num_envs], in which `_name` marks those that returned `name`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _REDUCE: dict[Reduction, Callable[[_Numbers, _Numbers], _Numbers]] = {
 class EpisodeNumbers:
     """The numbers of the unfinished episodes, one for each environment and key.
 
-    Steps without a number are left out. Values that are missing in a whole episode, and values that are not
-    finite numbers, are warned of once for each key.
+    Steps without a number are left out. A warning is logged, once for each key, if no step of an episode has
+    a value, or if a value is not a finite number.
     """
 
     def __init__(self, keys: Mapping[str, Reduction], num_envs: int, called: str, warns: bool = True) -> None:
-        """called: name of the environment in warnings; warns: whether to warn."""
+        """called: name of the environment in warnings; warns: whether to log warnings."""
         self._keys, self._called, self._num_envs = dict(keys), called, num_envs
         self._told: set[str] = set() if warns else set(keys)
         self._latest: Mapping[str, Any] = {}
@@ -49,7 +49,7 @@ class EpisodeNumbers:
         self._counts = {name: np.zeros(self._num_envs, np.int64) for name in self._keys}
 
     def add(self, info: Mapping[str, Any], own: NDArray[np.bool_] | None = None) -> None:
-        """Add a step. info: that of all environments; own: environments that it counts for, [num_envs]."""
+        """Add a step. info: info of all environments; own: environments for which it counts, [num_envs]."""
         self._latest = info
         for name, how in self._keys.items():
             new, fault = _column(info, name, self._num_envs)
@@ -63,9 +63,9 @@ class EpisodeNumbers:
             counts += given
 
     def end(self, env: int, length: int) -> dict[str, float]:
-        """Return the numbers of an environment's episode, which has ended, and start the next one.
+        """Return the numbers of an environment's finished episode, and start its next episode.
 
-        length: number of its steps, 0 to give no warning. A number is nan if no step had one.
+        length: number of steps of the episode, 0 to give no warning. A number is nan if no step had one.
         """
         found = {}
         for name, how in self._keys.items():
@@ -79,16 +79,16 @@ class EpisodeNumbers:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return numbers and counts of steps for each key and its reduction, [num_envs] each."""
+        """Return, for each key with its reduction, the numbers and the counts of steps, [num_envs] each."""
         return {
             f"{how} {name}": {"values": self._values[name].copy(), "counts": self._counts[name].copy()}
             for name, how in self._keys.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace numbers that come from replayed episodes by the saved ones, and warn if they differ.
+        """Replace numbers that come from replayed episodes with the saved numbers, and warn if they differ.
 
-        A key that was added since then keeps its replayed numbers.
+        A key that was added after the state was saved keeps its replayed numbers.
         """
         for name, how in self._keys.items():
             if (saved := state.get(f"{how} {name}")) is None:
@@ -110,8 +110,8 @@ class EpisodeNumbers:
 def numbers_of(info: Mapping[str, Any], names: Sequence[str], over: bool) -> dict[str, Any]:
     """Return the numbers in one environment's info by name, in a form that can be sent to another process.
 
-    over: whether the episode has ended; then, the names of everything in the info are returned, too. A value
-    that is not a number is returned as text.
+    over: whether the episode has ended; if so, the names of all entries of the info are also returned. A
+    value that is not a number is returned as text.
     """
     found: dict[str, Any] = dict.fromkeys(_walk(info, "")) if over else {}
     for name in names:
@@ -125,7 +125,7 @@ def numbers_of(info: Mapping[str, Any], names: Sequence[str], over: bool) -> dic
 
 
 def batched(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the flat infos of several environments as one, with None for missing entries."""
+    """Return the flat infos of several environments as one info, with None for missing entries."""
     names = dict.fromkeys(name for info in infos for name in info)
     return {name: [info.get(name) for info in infos] for name in names}
 
@@ -141,13 +141,13 @@ def number_of(value: Any) -> float:
 
 
 def shorten(value: Any) -> str:
-    """Return the representation of a value, of which at most 80 characters are shown."""
+    """Return the representation of a value, cut after 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _column(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[_Numbers, str]:
-    """Return one number for each environment, nan where there is none, and what is wrong with one of them."""
+    """Return one number per environment, nan where it is missing, and what is wrong with a value, if any."""
     values, mask = _entry(info, name)
     if values is None:
         return np.full(num_envs, np.nan), ""
@@ -173,7 +173,7 @@ def _column(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[_Numbers
 
 
 def _entry(info: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """Return the entry with a dotted name and Gymnasium's mask for it, each None if there is none."""
+    """Return the entry with a dotted name, and Gymnasium's mask of the entry; None for either if missing."""
     if name in info:
         return info[name], info.get(f"_{name}")
     head, _, rest = name.partition(".")
@@ -182,7 +182,7 @@ def _entry(info: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 
 
 def _walk(info: Mapping[str, Any], parent: str) -> Iterator[str]:
-    """Yield the dotted names of all entries."""
+    """Yield the dotted names of all entries of an info."""
     for name, value in info.items():
         if isinstance(value, Mapping):
             yield from _walk(value, f"{parent}{name}.")

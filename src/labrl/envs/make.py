@@ -30,9 +30,9 @@ def make_env(
     """Build the vector environment that `env` describes.
 
     seed: seed of the session; num_threads: number of cores that the environments may use; evaluation: whether
-    to leave out signals for the learner only (loss of a life); num_envs: replaces `env.num_envs`; first:
-    number of the first environment in the session. Raises InputError if the environment does not exist or a
-    package that it needs is not installed.
+    to leave out signals that are only for the learner (loss of a life); num_envs: number of environments,
+    None for `env.num_envs`; first: index of the first environment in the session. Raises InputError if the
+    environment does not exist or a package that it needs is not installed.
     """
     if num_envs is None:
         num_envs = env.config.num_envs
@@ -44,7 +44,7 @@ def make_env(
 
 
 def info_keys(env: Component) -> dict[str, Reduction]:
-    """Return the reduction of each number to record of infos, which a user's backend need not support."""
+    """Return the reduction of each number of infos to record; empty if a user's backend has no such key."""
     return (isinstance(env.config, EnvironmentConfig) and env.config.info_keys) or {}
 
 
@@ -54,13 +54,13 @@ def backend_class(env: Component) -> type[Backend]:
     if not (isinstance(target, type) and issubclass(target, Backend)):
         fix = "env=gymnasium env.id=null env.name=<name> 'env.make={_target_: <module>.<class>}'"
         allowed = "be a class derived from labrl.envs.protocol.Backend"
-        why = "a gymnasium.Env is set otherwise"
+        why = "a gymnasium.Env is set in another way"
         raise InputError.value("env._target_", env.target, allowed, why=why, fix=fix, code="target")
     return target
 
 
 def goals_of(env: Component, space: Space[Any]) -> Goals | None:
-    """Return an object that computes rewards of other goals; None for environments without goals.
+    """Return an object that computes rewards for other goals; None for environments without goals.
 
     The environment need not be running. space: observation space of one environment.
     """
@@ -68,7 +68,7 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
 
 
 def gives_masks(env: Component) -> bool:
-    """Return whether an environment provides action masks, by making one to find out.
+    """Return whether an environment provides action masks. Finding out may require making an environment.
 
     Raises InputError if its masks cannot be used.
     """
@@ -76,7 +76,7 @@ def gives_masks(env: Component) -> bool:
 
 
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
-    """Return observation and action space of one environment, to check a configuration before a run.
+    """Return one environment's observation and action spaces, to check a configuration before a run.
 
     Raises InputError if `make_env` does, if actions are not a single array, or if observations are neither a
     single array nor a dict or tuple of arrays.
@@ -99,9 +99,9 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     if not isinstance(action_space, ARRAYS):
         why = f"its actions are {action_space}, but must be {arrays}"
     elif 0 in (action_space.shape or ()):
-        why = f"its actions are {action_space}, which is empty, but must have at least one number"
+        why = f"its action space {action_space} is empty, but an action must have at least one number"
     if why:
-        fix = "Convert them by a wrapper (env.wrappers)"
+        fix = "Convert them with a wrapper (env.wrappers)"
         raise InputError.about(f"env.name={env.config.name}", why, fix, code="unsupported", key="env")
     return observation_space, action_space
 
@@ -109,7 +109,7 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
 def watch(env: Component) -> Watched:
     """Make an environment that can be rendered and otherwise behaves like those described by `env`.
 
-    A backend of a user has the class method `watched(config)`. Raises InputError if this returns None.
+    A user's backend must define the class method `watched(config)`. Raises InputError if it returns None.
     """
     backend = backend_class(env)
     watched = backend.watched(env.config)

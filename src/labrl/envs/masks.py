@@ -1,6 +1,6 @@
-"""Masks of valid actions, from `info["action_mask"]` or from that entry of a dict observation.
+"""Masks of valid actions, from `info["action_mask"]` or from the entry `action_mask` of a dict observation.
 
-The rest of the dict is the observation: the entry `observation` if it is the only other one, otherwise all
+The rest of the dict is the observation: the entry `observation` if there is no other entry, otherwise all
 other entries as several inputs.
 
 A mask has one flag for each value of a Discrete action. For a MultiDiscrete action, the flags of its
@@ -27,7 +27,7 @@ class NoValidActionError(EnvironmentFailedError):
 
 
 def choices(space: Space[Any]) -> list[int]:
-    """Return the number of values of each component of an action; empty for spaces without masks."""
+    """Return the number of values of each component of an action; empty for spaces that cannot have masks."""
     if isinstance(space, Discrete):
         return [int(space.n)]
     return [int(n) for n in space.nvec.flat] if isinstance(space, MultiDiscrete) else []
@@ -48,7 +48,7 @@ def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:
 
 
 def without_mask(space: Space[Any], actions: Space[Any]) -> Space[Any]:
-    """Return the observation space without its mask. Raises InputError if nothing else is left."""
+    """Return the observation space without its mask. Raises InputError if it contains nothing else."""
     if not isinstance(space, Dict) or not carries_mask(space, actions):
         return space
     seen = {name: inner for name, inner in space.spaces.items() if name != KEY}
@@ -56,7 +56,7 @@ def without_mask(space: Space[Any], actions: Space[Any]) -> Space[Any]:
 
 
 def observation_of(observation: Mapping[str, Any]) -> Any:
-    """Return the observation, or batch of observations, without its mask."""
+    """Return an observation, or a batch of observations, without its mask."""
     seen = {name: part for name, part in observation.items() if name != KEY}
     return seen[OBSERVATION] if seen.keys() == {OBSERVATION} else seen
 
@@ -99,7 +99,7 @@ def refuse_empty(
     """Raise NoValidActionError if a component of an action has no valid value.
 
     mask: [num_envs, flags]; starts: index of the first flag of each component; needed: environments that
-    need a valid action, [num_envs]; name: name of the environment; frame: for the message.
+    need a valid action, [num_envs]; name, frame: name of the environment and current frame, for the message.
     """
     empty = needed & ~np.logical_or.reduceat(mask, starts, axis=1).all(axis=1)
     if empty.any():
@@ -114,8 +114,8 @@ def flags_of(given: Any, needed: int) -> NDArray[np.bool_]:
     """Return the mask of one environment as flags. [flags]
 
     given: an array, or a tuple or list with an array for each component. Raises ValueError unless there are
-    `needed` flags, all of them 0 or 1. A mask that is meant to be added to logits, with 0 for valid actions
-    and large negative numbers for others, is refused in this way.
+    `needed` flags, all of them 0 or 1. This refuses masks that are meant to be added to logits, with 0 for
+    valid actions and large negative numbers for others.
     """
     whole = isinstance(given, np.ndarray) and given.ndim == 1
     parts = given if isinstance(given, tuple | list) else [given]

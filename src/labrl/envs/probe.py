@@ -1,7 +1,7 @@
 """Make one environment before a run to find out the properties of all environments of its configuration.
 
-These are its spaces, whether it provides action masks, and whether a seeded reset determines an episode.
-Because making an environment may take seconds, it is then used as the first environment of the run.
+The properties are the spaces, whether there are action masks, and whether a seeded reset determines an
+episode. Because making an environment may take seconds, it becomes the first environment of the run.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from labrl.errors import Code, InputError, LabrlError
 from labrl.spaces import copied, same
 
 STEPS = 20
-"""Number of steps for which episodes are compared."""
+"""Number of steps over which episodes are compared."""
 
 _probes: dict[Hashable, EnvProbe] = {}
-"""Probes of this process, by the environment and the properties to find out."""
+"""Probes of this process, by environment and by the properties to determine."""
 
 _spares_are_kept = False
 
 
 class EnvProbe:
-    """Properties of the environments of one configuration, and one of them until it is taken."""
+    """Properties of the environments of one configuration, and one such environment until it is taken."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         """Make one environment. Raises InputError if that fails."""
@@ -47,18 +47,18 @@ class EnvProbe:
     def masked(self) -> bool:
         """Whether environments provide action masks.
 
-        Raises InputError if a mask does not fit the actions or is missing after resets, and if anything fails
-        or does not fit in a few short episodes.
+        Determining this plays a few short episodes. Raises InputError if an environment fails or returns
+        wrong values, or if a mask does not fit the actions or is missing after resets.
         """
         return self._found[0]
 
     @property
     def repeats(self) -> Repeats:
-        """When seed and actions repeat an episode. Raises like `masked`."""
+        """When a seed and actions repeat an episode. Raises InputError in the same cases as `masked`."""
         return self._found[1]
 
     def lend(self) -> gymnasium.Env[Any, Any] | None:
-        """Return the environment to play in it, without taking it; None if there is none left."""
+        """Return the environment for playing in it, without taking it; None if it was taken or closed."""
         if self._spare is None:
             return None
         _ = self._found  # only an unused environment can show a dependence on earlier episodes
@@ -66,7 +66,7 @@ class EnvProbe:
         return self._spare.env
 
     def take(self) -> gymnasium.Env[Any, Any] | None:
-        """Take the environment; None if there is none that behaves like a new one."""
+        """Hand over the environment; None if there is none that behaves like a new one."""
         if self._played and (self.repeats != "always" or not self._asks_history):
             self.close()
         spare, self._spare = self._spare, None
@@ -117,14 +117,14 @@ class EnvProbe:
             if self._asks_masks and not masked and step == 0 and self._has_mask(observation, info):
                 raise self._unusable(
                     f"it returns info['{KEY}'] from step() but not from reset(), so the valid first actions "
-                    "are unknown: return it from reset(), too"
+                    "are unknown: return the mask from reset() as well"
                 )
             if terminated or truncated:
                 break
         return trace, masked
 
     def _has_mask(self, observation: Any, info: Any) -> bool:
-        """Return whether there is a mask. Raises InputError if it does not fit the actions."""
+        """Return whether an answer contains a mask. Raises InputError if a mask does not fit the actions."""
         space = self.action_space
         carried = carries_mask(self.observation_space, space)
         if (given := observation[KEY] if carried else info.get(KEY)) is None:
@@ -143,7 +143,7 @@ class EnvProbe:
 
     @contextlib.contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Convert exceptions of the environment to InputError. what: what has failed, for the message."""
+        """Convert exceptions of the environment to InputError. what: name of what failed, for the message."""
         try:
             yield
         except MisfitError as error:
@@ -160,7 +160,7 @@ class EnvProbe:
 
 
 def probe_of(config: GymnasiumConfig) -> EnvProbe:
-    """Return the probe of the environments of a configuration, making one if needed.
+    """Return the probe for the environments of a configuration, made now if there is none.
 
     Raises InputError if the environment cannot be made.
     """
@@ -172,8 +172,8 @@ def probe_of(config: GymnasiumConfig) -> EnvProbe:
 
 @contextlib.contextmanager
 def probing(config: GymnasiumConfig) -> Iterator[EnvProbe]:
-    """Context manager: the probe of a configuration, whose environment is then closed unless a session that
-    will start uses it."""
+    """Context manager: provide the probe for a configuration. Its environment is closed on exit, unless it is
+    kept for a session that will start."""
     probe = probe_of(config)
     yield probe
     if not _spares_are_kept:
@@ -186,7 +186,7 @@ def known_probe(config: GymnasiumConfig) -> EnvProbe | None:
 
 
 def _identity(config: GymnasiumConfig) -> Hashable:
-    """Return a hashable that is equal for configurations of the same environment."""
+    """Return a hashable object that is equal for configurations of the same environment."""
     return EnvFactory(config).identity, config.action_mask, config.fresh_env_per_episode is None
 
 
@@ -203,6 +203,6 @@ def keeping_spares() -> Iterator[None]:
 
 
 def close_spares() -> None:
-    """Close the environments of all probes that were not taken."""
+    """Close the environments of all probes, except those that were taken."""
     for probe in _probes.values():
         probe.close()

@@ -13,32 +13,32 @@ from numpy.typing import NDArray
 from labrl.spaces import Goals
 
 Repeats = Literal["always", "if new", "never"]
-"""When the seed of a reset and the actions determine an episode: regardless of earlier episodes, only in a
-new environment, so that each episode is played in one, or not at all."""
+"""When the seed of a reset and the actions determine an episode: regardless of earlier episodes; only in a
+new environment, so that every episode needs one; or never."""
 
 
 class Transition(NamedTuple):
     """The result of one action in every environment. Arrays are not modified later."""
 
     observation: NDArray
-    """Observation of the state reached, which is the true final one if an episode ended. [num_envs, *obs]"""
+    """Observation of the reached state; the true final observation if an episode ended. [num_envs, *obs]"""
     reward: NDArray
     """Raw, unclipped reward, of any numeric type. [num_envs]"""
     terminated: NDArray[np.bool_]
     """Whether the learner treats the state as terminal: the task ended or, if configured, a life was lost.
     [num_envs]"""
     truncated: NDArray[np.bool_]
-    """Whether a time limit cut the episode. [num_envs]"""
+    """Whether a time limit cut the episode short. [num_envs]"""
     ended: NDArray[np.bool_]
-    """Whether the task itself ended: `terminated` without lost lives. [num_envs]"""
+    """Whether the task itself ended: `terminated`, but not for lost lives. [num_envs]"""
 
 
 class Backend(ABC):
-    """A vector environment that never resets by itself; the caller chooses when to reset and the seed.
+    """A vector environment that never resets by itself; the caller chooses when to reset and with which seed.
 
-    It is made as `Class(config, num_envs=..., num_threads=..., evaluation=...)`. A user's class derives from
-    this one. It declares its capabilities beyond `reset`, `step` and `close` by overriding the attributes and
-    class methods that have a default here.
+    It is made as `Class(config, num_envs=..., num_threads=..., evaluation=...)`. A user's backend is derived
+    from this class. It declares capabilities beyond `reset`, `step` and `close` by overriding the attributes
+    and class methods that have a default here.
 
     A seeded reset determines an episode: the same seed and actions give the same transitions, bit for bit,
     regardless of earlier episodes.
@@ -62,19 +62,19 @@ class Backend(ABC):
     [num_envs, flags]"""
     info: Mapping[str, Any] = {}
     """Numbers of the last step for `env.info_keys`: arrays [num_envs] by name, possibly in nested dicts; a
-    new object after each step. Where an environment has no number, it is nan, or the array `_name` is
-    False."""
+    new object after each step. Where an environment has no number, the array contains nan, or the array
+    `_name` is False."""
     goals: Goals | None = None
-    """Object that computes the rewards of other goals; None for environments without goals."""
+    """Object that computes rewards for other goals; None for environments without goals."""
     prepares: bool = False
     """Whether the backend implements `prepare`."""
 
     @abstractmethod
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
-        """Start a new episode in the environments in `mask`, without changing the others.
+        """Start a new episode in each environment for which `mask` is set, without changing the others.
 
-        mask, seeds: [num_envs]; seeds outside the mask have no effect. In the first call, the whole mask is
-        set. Returns the current observation of every environment, [num_envs, *obs].
+        mask, seeds: [num_envs]; seeds outside the mask have no effect. In the first call, the mask is set for
+        all environments. Returns the current observation of every environment, [num_envs, *obs].
         """
 
     @abstractmethod
@@ -83,17 +83,17 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free threads and processes. Calling it again has no effect."""
+        """Stop the worker threads and processes. Calling it again has no effect."""
 
     def prepare(self, env: int, seed: int) -> None:  # noqa: B027  # most have nothing to prepare
         """Prepare the next episode of one environment, which will start with `seed`.
 
-        It is called during the current episode, for at most one environment per step.
+        The method is called during the current episode, for at most one environment per step.
         """
 
     @classmethod
     def spaces(cls, config: Any) -> tuple[Space[Any], Space[Any]] | None:
-        """Return observation and action space of one environment; None if one must be made to find out.
+        """Return one environment's observation and action spaces; None if one must be made to find out.
 
         Raises InputError if the environment cannot be made.
         """
@@ -101,17 +101,17 @@ class Backend(ABC):
 
     @classmethod
     def gives_masks(cls, config: Any) -> bool:
-        """Return, before a run, whether the environment provides action masks that must be used."""
+        """Return, before a run, whether the environment provides action masks that agents must use."""
         return False
 
     @classmethod
     def repeats(cls, config: Any) -> Repeats:
-        """Return, before a run, when the environment repeats an episode, if labrl has to find that out."""
+        """Return, before a run, when a seed and actions determine an episode of the environment."""
         return "always"
 
     @classmethod
     def make_goals(cls, config: Any, space: Space[Any]) -> Goals | None:
-        """Make an object that computes the rewards of other goals; None for environments without goals.
+        """Make an object that computes rewards for other goals; None for environments without goals.
 
         space: observation space of one environment.
         """
@@ -119,9 +119,10 @@ class Backend(ABC):
 
     @classmethod
     def watched(cls, config: Any) -> Watched | None:
-        """Make one environment that can be rendered and behaves like these.
+        """Make one environment that can be rendered and otherwise behaves like those of this backend.
 
-        With None, labrl renders environments of its own backends and their subclasses, and no others.
+        If the result is None, labrl can render the environment only if the backend is one of labrl's own or a
+        subclass of one.
         """
         return None
 
@@ -141,7 +142,7 @@ class Watched(Backend):
 
 
 def action_dtype(space: Space[Any]) -> np.dtype:
-    """Return the type of actions passed to environments, which is that of the space.
+    """Return the dtype of actions that are passed to environments, which is the dtype of the action space.
 
     Gymnasium's `Space.contains` refuses other types.
     """

@@ -1,4 +1,4 @@
-"""Rendering of Atari games and Gymnasium environments for people."""
+"""Rendering of Atari games and Gymnasium environments as images for people to watch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WatchedAtari(AtariEnv, Watched):
         return self._picture
 
     def close(self) -> None:
-        """Free both emulators."""
+        """Release both emulators."""
         super().close()
         self._colors = None
 
@@ -76,7 +76,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()
             why = "has no parameter render_mode, so it cannot be rendered"
-            fix = "To get videos, add the parameter, and return an image from render() if it is rgb_array"
+            fix = "To get videos, add this parameter, and return an image from render() for rgb_array"
             raise InputError.about(self._factory.named, why, fix, code="unsupported", key=self._factory.key)
         self.frames_per_second = frames_per_second(drawn.metadata)
         self._bright = False  # whether a floating-point image had a value above 1
@@ -109,7 +109,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     def _bytes(self, values: NDArray) -> NDArray[np.uint8]:
         """Convert an image to bytes.
 
-        Floating-point values are taken to be in [0, 1] until one of them is larger, then in [0, 255].
+        Floating-point values are assumed to be in [0, 1] until a larger value occurs, and then in [0, 255].
         """
         if values.dtype.kind == "f":
             values = np.nan_to_num(values)
@@ -134,7 +134,7 @@ def _without_screen() -> None:
 
 
 def watched_by_labrl(backend: type[Backend], config: Any) -> Watched | None:
-    """Make an environment of one of labrl's backends, or of a subclass; None for other backends."""
+    """Make an environment that can be rendered, for labrl's own backends and subclasses; None for others."""
     _without_screen()
     if issubclass(backend, AtariEnv):
         return WatchedAtari(config)
@@ -142,7 +142,7 @@ def watched_by_labrl(backend: type[Backend], config: Any) -> Watched | None:
 
 
 def frames_per_second(metadata: Any) -> float:
-    """Return the agent steps per second from an environment's `metadata`, or 30 if it has no usable value."""
+    """Return the agent steps per second from an environment's `metadata`; 30 if there is no usable value."""
     given = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
     if isinstance(given, int | float | np.number) and 0.1 <= given <= 1000:
         return float(given)
@@ -180,7 +180,7 @@ def _takes_render_mode(config: GymnasiumConfig) -> bool:
 
 
 def _screen_size(game: str) -> tuple[int, int]:
-    """Return height and width of a game's screen in pixels."""
+    """Return the height and width of a game's screen in pixels."""
     ale = ale_py.ALEInterface()
     rom = roms.get_rom_path(game)
     assert rom is not None, "the game was checked when its environment was made"

@@ -28,25 +28,25 @@ from labrl.types import NonNegativeInt, PositiveInt
 _log = logging.getLogger(__name__)
 
 EXTRAS = ("box2d", "mujoco")
-"""Extras of labrl that install the dependencies of Gymnasium's extras of the same name."""
+"""Extras of labrl that install the dependencies of the Gymnasium extras with the same names."""
 
 _ID = re.compile(r"(\w+(\.\w+)*:)?([\w-]+/)?[\w.-]+")
-"""An optional module that registers the id, an optional namespace, and a name."""
+"""Pattern of ids: an optional module that registers the id, an optional namespace, and a name."""
 
 _shown: set[str] = set()
-"""Warnings of environments that were already shown, so that each is shown only once."""
+"""Warnings of environments that were already shown, so that no warning is shown twice."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
 
 def _no_vector_env(value: Any) -> Any:
-    """Return `value`. Raises for the value of earlier versions of labrl that stepped a user's vector
-    environment."""
+    """Return `value`. Raises for `vector_entry_point`, with which earlier versions of labrl stepped a user's
+    vector environment."""
     if value == "vector_entry_point":
         raise PydanticCustomError(
             "unsupported",
-            "must be auto, sync or async (environments that are stepped at once are a class derived from "
-            "labrl.envs.protocol.Backend, which env._target_ names)",
+            "must be auto, sync or async (to step your environments all at once, derive a class from "
+            "labrl.envs.protocol.Backend, and set env._target_ to it)",
         )
     return value
 
@@ -64,26 +64,26 @@ class GymnasiumConfig(EnvironmentConfig):
     kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
     vectorization: Annotated[Literal["auto", "sync", "async"], BeforeValidator(_no_vector_env)]
-    """auto, sync: one after the other in this process, fastest if a step takes less than about 0.1 ms. async:
-    each in its own process. Both give the same numbers."""
+    """How environments are stepped. auto, sync: one after the other in this process, which is fastest if a
+    step takes less than about 0.1 ms; async: each in its own process. Both give the same results."""
     max_episode_steps: PositiveInt | None
-    """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
-    limit, evaluation episodes are truncated after 27,000 steps."""
+    """Number of agent steps after which an episode is truncated; null: the limit registered for the id. If
+    there is no limit, evaluation episodes are truncated after 27,000 steps."""
     restarts: Watches[NonNegativeInt]
-    """Largest number of times, for each environment, that one in a process of its own (`async`) is made anew
-    after it has raised an error or its process has died, >= 0. It is brought back by its seed and actions. If
-    these do not repeat its episode, the episode ends as truncated."""
+    """Maximum number of times, >= 0, that each environment in a process of its own (`async`) is made again
+    after it has raised an error or its process has died. Its episode is then repeated from its seed and
+    actions. If they do not reproduce the episode, the episode ends as truncated."""
     wrappers: list[Component]
-    """Wrappers around the environment, such as gymnasium.wrappers.RescaleAction, the innermost first. Each
-    gets the environment as the argument `env`."""
+    """Wrappers around the environment, such as gymnasium.wrappers.RescaleAction, innermost first. Each
+    wrapper receives the environment as the argument `env`."""
     reset_options: dict[str, Any] | None
     """Argument `options` of every `reset`; null: none."""
     fresh_env_per_episode: bool | None
     """Whether to make a new environment for every episode, which is needed if a seeded reset depends on
-    earlier episodes; null: found out by playing a few short episodes before the run."""
+    earlier episodes; null: labrl finds out by playing a few short episodes before the run."""
     action_mask: bool
-    """Whether agents that support masks take only valid actions, given by the environment as
-    `info["action_mask"]` or as that entry of a dict observation."""
+    """Whether agents that support masks take only valid actions. The environment provides the mask as
+    `info["action_mask"]` or as the entry `action_mask` of a dict observation."""
 
 
 REPLACED: dict[type, tuple[str, str]] = {
@@ -97,14 +97,14 @@ REPLACED: dict[type, tuple[str, str]] = {
     ),
     gymnasium.wrappers.Autoreset: ("labrl resets environments itself", "Remove it"),
 }
-"""Wrappers that are refused, each with the reason and what to type instead."""
+"""Wrappers that are refused, each with the reason and with what to set instead."""
 
 
 class EnvFactory:
-    """Picklable function object that makes one environment."""
+    """Picklable callable that makes one environment."""
 
     def __init__(self, config: GymnasiumConfig, longest: int | None = None) -> None:
-        """longest: steps after which an episode is truncated if nothing else limits it; None for no limit.
+        """longest: number of steps after which an otherwise unlimited episode is truncated; None: no limit.
 
         Raises InputError unless the configuration names one environment.
         """
@@ -118,7 +118,7 @@ class EnvFactory:
             )
         self.config, self.longest = config, longest
         self.spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None
-        """Observation and action space that environments must have; None for any."""
+        """Observation and action spaces that environments must have; None: any spaces."""
 
     @property
     def key(self) -> str:
@@ -127,7 +127,7 @@ class EnvFactory:
 
     @property
     def named(self) -> str:
-        """The configuration key and its value, the start of messages."""
+        """The configuration key and its value, with which messages begin."""
         return (
             f"env.id={self.config.id}" if self.config.make is None else f"env.make: {self.config.make.target}"
         )
@@ -154,7 +154,7 @@ class EnvFactory:
             raise InputError.about(self.named, why, "Set both in its __init__", code=code, key=self.key)
         for (what, its), first in zip(found.items(), self.spaces or found.values(), strict=True):
             if its != first:
-                why = f"the {what} of one environment are {its}, those of the first {first}"
+                why = f"the {what} of one environment are {its}, but those of the first are {first}"
                 fix = "env.make to a wrapper that makes them equal"
                 raise InputError.about(self.named, why, fix, code="environment", key=self.key)
         return self.limit(env)
@@ -170,7 +170,7 @@ class EnvFactory:
 
     @property
     def identity(self) -> Hashable:
-        """A hashable that is equal for factories that make the same environment, regardless of `longest`.
+        """A hashable object that is equal for factories that make the same environment. It ignores `longest`.
 
         Raises InputError if the environment is unknown.
         """
@@ -195,8 +195,8 @@ class EnvFactory:
         if several or isinstance(env, gymnasium.vector.VectorEnv):
             raise InputError.unsupported(
                 setting,
-                "makes a vector environment, but must make a gymnasium.Env (environments that are stepped at "
-                "once are a class derived from labrl.envs.protocol.Backend, which env._target_ names)",
+                "makes a vector environment, but must make a gymnasium.Env (to step your environments all at "
+                "once, derive a class from labrl.envs.protocol.Backend, and set env._target_ to it)",
             )
         if not isinstance(env, gymnasium.Env):
             why = f"must make a gymnasium.Env, but made a {type(env).__name__}"
@@ -241,7 +241,7 @@ class EnvFactory:
 
 
 def _wrap(env: gymnasium.Env[Any, Any], wrapper: Component) -> gymnasium.Env[Any, Any]:
-    """Return the environment with a wrapper. Raises InputError for one that runs must not have."""
+    """Return the environment with a wrapper. Raises InputError for wrappers that are refused in runs."""
     target, setting = wrapper.load(), f"{wrapper.key}._target_={wrapper.target}"
     for refused, (why, instead) in REPLACED.items():
         if isinstance(target, type) and issubclass(target, refused):
@@ -254,7 +254,7 @@ def _wrap(env: gymnasium.Env[Any, Any], wrapper: Component) -> gymnasium.Env[Any
 
 
 class FallbackTimeLimit(gymnasium.wrappers.TimeLimit):
-    """A time limit that the user has not set. The first episode that reaches it causes a warning."""
+    """A time limit that the user has not set. A warning is logged when an episode first reaches the limit."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
         super().__init__(env, max_episode_steps=steps)
@@ -292,7 +292,7 @@ def _import(module: str) -> None:
 
 
 def _unknown(env_id: str, problem: error.Error) -> str:
-    """Return a message with the nearest id, or with the option of the same Atari game."""
+    """Return a message on an unknown id that suggests the nearest id, or the option of an Atari game."""
     game = env_of(env_id).removeprefix("env=")
     if game in games():
         return (

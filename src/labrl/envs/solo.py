@@ -26,7 +26,7 @@ class SoloEnv(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, env: Component, render_mode: RenderMode | None = None) -> None:
-        """env: the environment's node of a configuration; render_mode: `rgb_array`, or None for no images.
+        """env: the configuration node of the environment; render_mode: `rgb_array`, or None for no images.
 
         Raises InputError if the environment cannot be made or cannot be rendered.
         """
@@ -45,12 +45,12 @@ class SoloEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, which `seed` determines. Returns the observation, [*obs], and the info.
+        """Start the episode that `seed` determines. Returns the observation, [*obs], and the info.
 
-        Raises InputError for options, which runs do not use.
+        Raises InputError for options, because runs take them from env.reset_options.
         """
         if options:
-            raise InputError.unsupported("options", "runs use those of env.reset_options")
+            raise InputError.unsupported("options", "runs take them from env.reset_options")
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
@@ -58,7 +58,7 @@ class SoloEnv(gymnasium.Env[Any, Any]):
         return self._first(observation), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Act. Returns observation, raw reward, terminated, truncated and info."""
+        """Act. Returns the observation, the raw reward, terminated, truncated and the info."""
         actions = np.asarray(action, self._action_dtype)[None]
         observation, reward, _, truncated, ended = self._backend.step(actions)
         over = bool(ended[0]), bool(truncated[0])
@@ -69,11 +69,11 @@ class SoloEnv(gymnasium.Env[Any, Any]):
         return None if self._watched is None else self._watched.picture()
 
     def close(self) -> None:
-        """Free threads and processes. Calling it again has no effect."""
+        """Stop the worker threads and processes. Calling it again has no effect."""
         self._backend.close()
 
     def _first(self, batch: NDArray) -> Any:
-        """Return the observation of a batch of one."""
+        """Return the only observation in a batch."""
         if not isinstance(self.observation_space, Dict):
             return batch[0]
         return {name: batch[name][0] for name in self.observation_space.spaces}

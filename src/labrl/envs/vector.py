@@ -1,6 +1,6 @@
-"""labrl's vector environment: explicit seeded resets, whole-game statistics, exact save and restore.
+"""labrl's vector environment: explicit seeded resets, statistics of complete games, exact save and restore.
 
-A seed and actions determine an episode, and only these are saved.
+A seed and the actions determine an episode, so only these are saved.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from labrl.step import Episode, Step
 _log = logging.getLogger(__name__)
 
 ENDLESS = 27_000
-"""Number of steps after which an episode may never end: the longest episode of an Atari game."""
+"""Number of steps after which an episode is assumed never to end: the longest episode of an Atari game."""
 
 MAX_REWARD = float(np.finfo(np.float32).max)
-"""Largest magnitude of a reward, because learners use single precision."""
+"""Maximum magnitude of a reward, because learners use single precision."""
 
 MAX_SQUARES = MAX_REWARD**2
-"""Largest sum of squared rewards in a step for which no reward can be too large, infinite or NaN."""
+"""Sum of squared rewards in a step up to which no reward can be too large, infinite or NaN."""
 
 SHORT = 32
 """Number of steps at the start of a run during which no next episode is prepared; the run may be short."""
 
 
 class ReplayError(EnvironmentFailedError):
-    """Replaying saved actions did not reproduce an episode, so its seed does not determine it."""
+    """Replaying saved actions did not reproduce an episode, so its seed does not determine the episode."""
 
 
 class VectorEnv:
-    """Step a backend, reset finished environments at once, and count returns and lengths of whole games.
+    """Step a backend, reset finished environments at once, and record returns and lengths of complete games.
 
-    Episode number k of environment i starts with `episode_seed(seed, i, k)`, so that it depends only on the
-    seed and its actions.
+    The episode with index k in environment i starts with `episode_seed(seed, i, k)`, so that it depends only
+    on the seed and on its actions.
 
-    Rewards and observations that are not finite are detected in the step in which they occur, by one sum of
-    squares over all environments.
+    Non-finite rewards and observations are detected in the step in which they occur, by one sum of squares
+    over all environments.
     """
 
     def __init__(
         self, backend: Backend, seed: int, first: int = 0, numbers: EpisodeNumbers | None = None
     ) -> None:
-        """seed: seed of the session; first: number of the first environment in the session, if other ranks
-        step the environments before it; numbers: what to record of infos, None for nothing."""
+        """seed: seed of the session; first: index of the first environment in the session, > 0 if other ranks
+        step earlier environments; numbers: record of numbers from infos, None if there are none to record."""
         self.backend = backend
         # A user's backend may modify the arrays that it has returned.
         self._copies = type(backend).__module__.partition(".")[0] != __name__.partition(".")[0]
@@ -65,7 +65,7 @@ class VectorEnv:
         self.name = backend.name
         self.num_envs = backend.num_envs
         self.frame_skip = backend.frame_skip
-        """Emulator frames of one agent step."""
+        """Number of emulator frames per agent step."""
         self.observation_space = backend.observation_space
         """Observation space of one environment."""
         self.action_space = backend.action_space
@@ -73,7 +73,7 @@ class VectorEnv:
         self.masked = backend.masked
         """Whether the environment provides action masks."""
         self.goals = backend.goals
-        """Object that computes the rewards of other goals; None for environments without goals."""
+        """Object that computes rewards for other goals; None for environments without goals."""
         self.action_mask: NDArray[np.bool_] | None = None
         """Masks of the valid actions for the current observations; None without masks. [num_envs, flags]"""
         self.actions: NDArray | None = None
@@ -85,15 +85,15 @@ class VectorEnv:
         self._observation: NDArray | None = None  # current observations [num_envs, *obs]
         kind = array_dtype(backend.observation_space).kind
         self._may_break, self._several = kind in "fV", kind == "V"
-        """Whether to check observations for numbers that are not finite (until the first warning), and
-        whether observations have several inputs."""
+        """Whether to check observations for non-finite numbers (until the first warning), and whether
+        observations have several inputs."""
         self._lost: NDArray | None = None  # last observations of episodes that cannot be reproduced
         self._begin(seed)
 
     def reset(self, seed: int | None = None) -> NDArray:
-        """Start episode 0 of every environment. Returns the first observations, [num_envs, *obs].
+        """Start episode 0 in every environment. Returns the first observations, [num_envs, *obs].
 
-        seed: replaces the session's seed.
+        seed: seed to use instead of the session's seed, which it replaces.
         """
         self._begin(self.seed if seed is None else seed)
         observation = self._observation = self._reset_backend(self._all)
@@ -101,7 +101,7 @@ class VectorEnv:
         return observation
 
     def step(self, actions: NDArray) -> Step:
-        """Act in every environment, and start the next episode where one has ended.
+        """Act in every environment, and start the next episode where an episode has ended.
 
         actions: [num_envs, *action], passed to the environments without clipping or scaling.
         """
@@ -135,7 +135,7 @@ class VectorEnv:
         return step
 
     def _reset_backend(self, mask: NDArray[np.bool_]) -> NDArray:
-        """Start the current episodes of the environments in `mask`. Returns all observations."""
+        """Reset environments in `mask` with the seeds of their current episodes. Returns all observations."""
         observation = self.backend.reset(mask, self._episode_seed)
         observation = np.array(observation) if self._copies else observation
         if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
@@ -147,7 +147,7 @@ class VectorEnv:
         return Transition(*map(np.array, transition)) if self._copies else transition
 
     def _check_rewards(self, reward: NDArray) -> None:
-        """Raise EnvironmentFailedError for a reward that is not a finite number in single precision."""
+        """Raise EnvironmentFailedError if a reward is not a finite number in single precision."""
         bad = np.flatnonzero(~(np.abs(reward) <= MAX_REWARD))
         if bad.size:
             env = bad[0]
@@ -159,9 +159,9 @@ class VectorEnv:
             )
 
     def _warn_if_not_finite(self, observation: NDArray) -> None:
-        """Warn of the first observation that is not finite, because the learner would fail much later.
+        """Log a warning about the first non-finite observation, because the learner would fail much later.
 
-        This is not an error, because a user's transform may handle such values.
+        This is not an error, because a user's transform may handle non-finite values.
         """
         if (found := not_finite(observation)) is None:
             return
@@ -177,7 +177,7 @@ class VectorEnv:
         )
 
     def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
-        """Return actions and true final observation of an episode that ended in the last step.
+        """Return the actions and the true final observation of an episode that ended in the last step.
 
         Shapes are [length, *action] and [*obs]; the arrays are not modified later.
         """
@@ -192,18 +192,18 @@ class VectorEnv:
         return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
-        """Return the columns of `action_statistics`."""
+        """Return the metrics columns from `action_statistics`."""
         return action_statistics(self._record.latest, self.action_space)
 
     def close(self) -> None:
-        """Free threads and processes. Calling it again has no effect."""
+        """Stop the worker threads and processes. Calling it again has no effect."""
         self.backend.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current episode of each environment and its actions, as plain numbers and tensors.
 
-        The state of simulators is not saved, because seed and actions determine an episode. Observations and
-        returns are saved to check the replay of the actions.
+        The state of simulators is not saved, because a seed and the actions determine an episode.
+        Observations and returns are saved for checking the replay of the actions.
         """
         import torch  # late, as in labrl.seeding
 
@@ -225,12 +225,12 @@ class VectorEnv:
     def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
         """Restore the saved state of every environment, bit for bit, by replaying its episode.
 
-        A vector environment can only be stepped as a whole. Therefore the longest episode starts first, and
-        each other environment is reset when the number of remaining steps equals that of its actions; its
-        steps before that are discarded. Returns the current observations, [num_envs, *obs].
+        All environments must be stepped together. Therefore the longest episode starts first, and each other
+        environment is reset when the number of remaining steps equals the number of its actions; its steps
+        before this reset are discarded. Returns the current observations, [num_envs, *obs].
 
         Raises ValueError if the state belongs to other environments, and ReplayError if an environment does
-        not reproduce its past, after which `abandon` can continue.
+        not reproduce its past; after a ReplayError, `abandon` makes it possible to continue.
         """
         if state["lost"]:
             return self.abandon(state)
@@ -262,13 +262,14 @@ class VectorEnv:
         return lost
 
     def _load_episodes(self, state: Mapping[str, Any]) -> list[NDArray]:
-        """Load seeds and numbers of the episodes. Return the actions of each, [length, *action]."""
+        """Load the seeds and indices of the current episodes. Return the actions of each, [length, *action]."""
         actions = [np.asarray(own) for own in state["actions"]]
         shape = self.action_space.shape or ()
         if len(actions) != self.num_envs or any(own.shape[1:] != shape for own in actions):
             raise ValueError(
-                f"saved environments do not fit: there were {len(actions)}, now {self.num_envs}, with "
-                f"actions of shape {[own.shape[1:] for own in actions][:1]}, now {shape}"
+                f"saved environments do not fit: there were {len(actions)} with actions of shape "
+                f"{[own.shape[1:] for own in actions][:1]}, but there are now {self.num_envs} with actions "
+                f"of shape {shape}"
             )
         self._begin(int(state["seed"]))
         self._steps = int(state["steps"])
@@ -303,7 +304,7 @@ class VectorEnv:
         if self._numbers is not None:
             self._numbers.begin()
         self._unprepared = dict.fromkeys(range(self.num_envs))
-        """Environments whose next episode is not prepared; a dict, because a set has no order."""
+        """Indices of environments whose next episode is not prepared; a dict, because a set has no order."""
         self._observation = self._lost = None
         self._steps = 0
 
@@ -325,7 +326,7 @@ class VectorEnv:
     def _next_episodes(
         self, over: NDArray[np.bool_], ended: NDArray[np.bool_]
     ) -> tuple[list[Episode], NDArray]:
-        """Start the next episode where one is over. over, ended: [num_envs].
+        """Start the next episode where an episode is over. over, ended: [num_envs].
 
         Returns the finished episodes and the current observations of all environments, [num_envs, *obs].
         """
@@ -351,13 +352,13 @@ class VectorEnv:
         return finished, self._reset_backend(over)
 
     def _prepare_next(self) -> None:
-        """Prepare the next episode of one environment in the background; one per step spreads the cost."""
+        """Prepare one environment's next episode in the background. One episode per step spreads the cost."""
         env = next(iter(self._unprepared))
         del self._unprepared[env]
         self.backend.prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
 
     def _replay(self, rows: NDArray) -> NDArray:
-        """Play rows of actions, and reset each environment before its first own action.
+        """Play rows of actions, and reset each environment before the first action that is its own.
 
         rows: [longest, num_envs, *action]. Returns the final observations, [num_envs, *obs].
         """

@@ -29,12 +29,12 @@ _log = logging.getLogger(__name__)
 
 
 class EnvironmentLostError(LostProcessError):
-    """A worker process has died, and its environment with it."""
+    """A worker process has died, so its environment is lost."""
 
 
 @dataclass
 class _Past:
-    """The unfinished episode of an environment, which brings it back in a new process."""
+    """The unfinished episode of an environment, from which a new process can restore the environment."""
 
     seed: int
     actions: list[Any] = field(default_factory=list)
@@ -47,8 +47,8 @@ class _Past:
 class Workers:
     """Environments in one process each, which send their answers through pipes.
 
-    An environment that has raised an error, or whose process has died, is made anew and brought back by its
-    seed and its actions.
+    An environment that has raised an error, or whose process has died, is made again, and its episode is
+    repeated from its seed and its actions.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Workers:
     ) -> None:
         """Start the processes and wait until all have made their environment.
 
-        at_once: largest number of environments that step at the same time; restarts: largest number of times
-        that each environment is made anew; name: name of the environments in messages.
+        at_once: maximum number of environments that step at the same time; restarts: maximum number of times
+        that each environment is made again; name: name of the environments in messages.
         """
         self._makes, self._at_once, self._name = makes, at_once, name
         self._left, self._restarts = [restarts] * len(makes), restarts
@@ -72,9 +72,9 @@ class Workers:
             raise
 
     def call(self, method: str, given: Mapping[int, Any]) -> Iterator[Any]:
-        """Call a method of the environments `given`, each with its argument. Yields their answers in order.
+        """Call a method of each environment in `given`, with its argument. Yields the answers in order.
 
-        Raises an error of an environment, and EnvironmentLostError if a process has died.
+        Raises the error of an environment that fails, and EnvironmentLostError if a process has died.
         """
         order = list(given)
         for number in order[: self._at_once]:
@@ -91,11 +91,11 @@ class Workers:
             yield answer
 
     def close(self) -> None:
-        """Let the workers finish their step and close their environments. Kill those that take too long."""
+        """Have workers finish their step and close their environments. Kill workers that take too long."""
         close_all(self._workers)
 
     def _answer(self, number: int, method: str, given: Any) -> tuple[Any, ...]:
-        """Return the answer of an environment, which is made anew if it fails."""
+        """Return the answer of an environment. If the environment fails, it is made again."""
         attempt: Callable[[], tuple[Any, ...]] = partial(self._receive, number)
         while True:
             try:
@@ -107,7 +107,7 @@ class Workers:
                     raise
                 self._left[number] -= 1
                 _log.warning(
-                    "%s: environment %d failed after step %d of its episode and is made anew (restart %d of "
+                    "%s: environment %d failed after step %d of its episode and is made again (restart %d of "
                     "%d, env.restarts): %s: %s",
                     self._name,
                     number,
@@ -122,7 +122,7 @@ class Workers:
     def _bring_back(self, number: int, method: str, given: Any) -> tuple[Any, ...]:
         """Make an environment in a new process, repeat its episode, and call the method that has failed.
 
-        If the episode is not the same, it ends: the answer is a truncation at the latest observation.
+        If the repeated episode differs, it ends: the answer is a truncation at the latest observation.
         """
         self._workers[number].close()
         self._workers[number] = self._start(number)
@@ -185,7 +185,7 @@ def _serve(session: ParentConnection, make: Callable[[], CheckedEnv]) -> None:
 
 
 def _picklable(error: BaseException) -> BaseException:
-    """Return the error, or one with the same text if the session's process could not read it."""
+    """Return the error, or one with the same text if the error cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
