@@ -296,8 +296,8 @@ class RunSession:
 
     @cached_property
     def scores(self) -> dict[str, Column]:
-        """Columns of those evaluation rows that have a return, or of such training rows if the session was
-        never evaluated.
+        """Columns of the evaluation rows that have a return or, if there are none, of the training rows that
+        have a return.
 
         The columns are `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the
         frames.

@@ -202,8 +202,8 @@ def known(table: Mapping[str, Column], name: str) -> Column:
 
 
 def scores_in(train: Table, evaluation: Table) -> dict[str, Column]:
-    """Return those evaluation rows of a session that have a return, or such training rows if it was never
-    evaluated.
+    """Return the evaluation rows of a session that have a return. If there are none, return the training rows
+    that have a return.
 
     The columns are `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the frames.
     """

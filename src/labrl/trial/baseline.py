@@ -39,7 +39,7 @@ LONGEST = 20.0
 """Maximum duration of a measurement at the end of a trial, in CPU seconds."""
 
 SHORTEST = 5.0
-"""Minimum of the allowed duration of a measurement if there is no published return, in CPU seconds."""
+"""Minimum time that is allowed for a measurement if there is no published return, in CPU seconds."""
 
 PATIENCE = 60.0
 """Wall time after which a measurement ends, in seconds; ten times the allowed CPU seconds if that is

@@ -25,7 +25,7 @@ NEEDED = ("lr", "clip_range")
 """Endings of the names of coefficients that stop all learning while they are 0."""
 
 _POINTS = 64
-"""Number of intervals into which an extension is divided, to evaluate its coefficients at their ends."""
+"""Number of equal intervals of an extension at whose ends coefficients are evaluated."""
 
 
 def coefficients(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

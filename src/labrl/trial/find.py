@@ -53,8 +53,8 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 def find_run(which: str, edits: Sequence[str], verb: Verb) -> Run:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
-    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Of the edits, only choices of a
-    group's option, such as env=pong, are compared. If the newest run is a trial of an experiment, the best
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Only edits that choose an
+    option of a group, such as env=pong, are compared. If the newest run is a trial of an experiment, the best
     matching trial is returned and a line is printed; the verb `resume` refuses a trial of an experiment.
     Raises InputError if there is no such run.
     """

@@ -109,7 +109,8 @@ class Fork(Again):
         return plan_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the changes of a trial's resolved configuration from that of the forked run.
+        """Return the changes from the configuration of the forked run to `plain`, the resolved configuration
+        of a trial.
 
         Raises InputError for values that contradict the checkpoint. The checkpoint is not loaded.
         """

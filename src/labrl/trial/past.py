@@ -251,4 +251,4 @@ def say_differences(differs: Sequence[str]) -> None:
     from labrl.trial.summary import say
 
     if differs:
-        say(f"Results may not be exact bit for bit, because of differences since then: {'; '.join(differs)}")
+        say(f"The results may not be bit-for-bit exact, because these have changed: {'; '.join(differs)}")

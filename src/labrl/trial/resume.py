@@ -221,8 +221,8 @@ def frames_reached(run: Run) -> dict[int, int]:
 
 
 def check_budget(past: Run, config: TrialConfig, reached: Mapping[int, int]) -> None:
-    """Raise InputError if a budget is spent already, or if the number of sessions cannot be changed to the
-    new value.
+    """Raise InputError if the new budget is already spent, or if the number of sessions cannot be changed to
+    the new value.
 
     past: the run to be resumed; config: its new configuration; reached: frame of each session by index.
     """
