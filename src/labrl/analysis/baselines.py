@@ -44,7 +44,8 @@ class Threshold:
 
     value: float
     source: str
-    """`given`, `gymnasium` (the threshold that the id is registered with) or `human` (Wang et al., 2016)."""
+    """`given` by the caller, `gymnasium` (the threshold that the id is registered with) or `human` (Wang et
+    al., 2016)."""
 
 
 def baseline_path(env: Mapping[str, Any]) -> Path:

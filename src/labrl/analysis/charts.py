@@ -55,7 +55,7 @@ class Line:
     shade: int = 0
     """Percentage of ink (below 0) or paper (above 0) that is mixed into the color."""
     group: str = ""
-    """Key of another line; hiding that line also hides this one."""
+    """Key of another line; hiding that line also hides this one. Empty for none."""
     labels: Sequence[str] = ()
     """Label of each point."""
     mark: Literal["dot", "cross"] = "dot"
@@ -91,7 +91,7 @@ class Chart:
     axes: Mapping[str, Axis]
     lines: Sequence[Line]
     unit: str = ""
-    """Text after the title."""
+    """Text that is shown after the title."""
     tall: bool = False
     """Whether the chart has the full width of a report."""
     fixed_y: tuple[float, float] | None = None

@@ -55,13 +55,13 @@ class Sign(NamedTuple):
 
     name: str
     seen: str
-    """What was seen, with numbers."""
+    """Text on what was seen in the rows, with numbers."""
     first: int
     """Frame of the first row in which the sign was seen."""
     last: int
     """Frame of the last row in which the sign was seen."""
     means: str
-    """What it usually means."""
+    """What the sign usually means."""
     overrides: tuple[str, ...]
     """Overrides to try, one at a time, for keys that the configuration has."""
     sessions: tuple[int, ...] = (0,)
@@ -158,7 +158,7 @@ class Rule(NamedTuple):
 
     name: str
     means: str
-    """What it usually means."""
+    """What the sign usually means."""
     attempts: tuple[str, ...]
     """Overrides to try; `key*factor` stands for the value of the key times a factor."""
     check: Check

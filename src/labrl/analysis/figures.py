@@ -89,7 +89,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = 
             same = len(shown) == len(charts) and all(map(operator.is_, shown, charts))
             figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, figure if same else None)
             shown = charts
-            name = os.fsdecode(sheet.name.encode())  # whatever the locale
+            name = os.fsdecode(sheet.name.encode())  # independent of the locale
             dpi = DPI * 2 / 3 if figure.get_figwidth() > COLUMN else DPI
             for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
                 if not axis.get_label_text():  # otherwise all ticks are measured to place an empty label
@@ -115,7 +115,7 @@ def use_style() -> Iterator[None]:
 
 
 class ShortNumbers(Formatter):
-    """Tick labels with as many digits as keep them different."""
+    """Formatter of tick labels, with as many digits as are needed to keep the labels different."""
 
     def __init__(self, log: bool = False) -> None:
         self._log = log

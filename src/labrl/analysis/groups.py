@@ -52,9 +52,8 @@ class Group(NamedTuple):
 def group_runs(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     """Return `runs` as groups, in the order of their first runs.
 
-    by: `agent`, `env` or a key of the configuration, for one group for each of its values in each
-    environment; None for groups of runs that differ only in the seed. Raises InputError if no run has the key
-    `by`.
+    by: `agent`, `env` or a key of the configuration, for groups of runs with the same value and environment;
+    None for groups of runs that differ only in the seed. Raises InputError if no run has the key `by`.
     """
     if by is None:
         collected = list(group_by_key(runs, lambda run: run.group_key).values())

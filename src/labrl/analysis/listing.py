@@ -46,15 +46,15 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     if no run has the key of a filter.
 
     Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`,
-    `created`; `frames`: those of the session that came furthest; `max_frame`: the frame budget of a session,
-    or the largest budget of the trials; `sessions` and `max_session`: the number of finished and of planned
-    sessions; `trials`: the number of trials, which for a search excludes the runs that confirm its best
-    trials; `groups`: `name`, `agent`, `env`, `overrides` (the keys in which groups differ), `trials` and the
-    return, for each group of trials that differ at most in the seed, or for the winner of a confirmed search
-    and the default on fresh seeds; `final_return`, `low`, `high` and `seeds`: the return of a single group,
-    or of the best configuration of a search, with its 95 % interval and its number of sessions, None if there
-    is no such return; `best_in_the_search`: `trial`, `objective`, `value` and `of`, the number of trials with
-    a value.
+    `created`; `frames`: the number of frames of the session that came furthest; `max_frame`: the frame budget
+    of a session, or the largest budget of the trials; `sessions` and `max_session`: the numbers of finished
+    and of planned sessions; `trials`: the number of trials, which for a search excludes the runs that confirm
+    its best trials; `groups`: `name`, `agent`, `env`, `overrides` (the keys in which groups differ), `trials`
+    and the return, for each group of trials that differ at most in the seed, or for the winner of a confirmed
+    search and the default on fresh seeds; `final_return`, `low`, `high` and `seeds`: the return of a single
+    group, or of the best configuration of a search, with its 95 % interval and its number of sessions, None
+    if there is no such return; `best_in_the_search`: `trial`, `objective`, `value` and `of`, the number of
+    trials with a value.
     """
     if not root.expanduser().is_dir():
         raise InputError.not_found(root, "no such folder", "Set another one with labrl-runs --root <folder>")

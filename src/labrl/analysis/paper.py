@@ -93,7 +93,8 @@ def _size(text: str) -> tuple[float, float | None]:
     width, height = found.groups() if found else ("0", None)
     if not (1 <= float(width) <= 50 and (height is None or 1 <= float(height) <= 50)):
         allowed = (
-            f"be column ({COLUMN} inches), text ({TEXT}), or a width, or width x height, of 1 to 50 inches"
+            f"be column ({COLUMN} inches), text ({TEXT} inches), <width> or <width>x<height>, "
+            "with 1 to 50 inches each"
         )
         raise InputError.value("--size", text, allowed, fix="Set --size 5x3")
     return float(width), None if height is None else float(height)
@@ -137,9 +138,9 @@ def _caption(
         if any(env["best"] for env in envs):
             method = SCORE_METHOD if counts[0] < RUNS_FOR_IQM else PAIR_METHODS
             return (
-                f"{text} Bold: better than every other group, because the 95 % interval ({method}) of the "
-                "probability that one of its seeds beats one of the other group is above one half, for each "
-                f"of them, and all groups have at least {FEWEST_FOR_BEST} seeds."
+                f"{text} Bold: the best group. For every other group, the 95 % interval ({method}) of the "
+                "probability that a seed of the best group beats one of the other group is above one half, "
+                f"and all groups have at least {FEWEST_FOR_BEST} seeds."
             )
         several = any(len(env["groups"]) > 1 for env in envs)
         return f"{text} The seeds do not decide which group is the best." if several else text

@@ -26,7 +26,7 @@ FEWEST_FOR_IMPORTANCE = 10
 """Number of trials with a value below which importances are not computed."""
 
 MOST_FOR_TOP = 8
-"""Number of trials that count as the best if it is more than a tenth of all trials."""
+"""Number of trials that count as the best if this number is more than a tenth of all trials."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class SearchResult:
 
     @property
     def valued(self) -> list[SearchTrial]:
-        """Complete and pruned trials, which have a value."""
+        """Complete and pruned trials that have a value."""
         return self.of_state("complete", "pruned")
 
     def ranked(self) -> list[SearchTrial]:
@@ -341,7 +341,7 @@ class Importances(NamedTuple):
     """Importance of each key. Importances sum to 1, and the largest comes first; empty if there are too few
     trials."""
     evaluator: str
-    """Name of Optuna's evaluator that computed them, with its settings."""
+    """Name of Optuna's evaluator that computed the importances, with its settings."""
     top: float
     """Fraction of the trials that count as the best."""
 

@@ -21,8 +21,8 @@ Views = dict[str, View]
 
 
 class TimeAxes:
-    """The axes that curves are drawn against: frames, and wall time in a unit that suits the longest of the
-    runs."""
+    """The axes that curves are drawn against: frames, and wall time in a unit that suits the longest
+    session."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         walls = [known(session.train, "wall") for run in runs for session in run.sessions]

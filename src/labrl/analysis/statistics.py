@@ -94,7 +94,7 @@ def session_statistics(
     frames, wall = session.furthest("frame"), session.furthest("wall") or None
     emulated, episodes, learned, played = map(session.last, ("env_frames", "episode", "opt_step", "frame"))
     if emulated is not None and played:
-        emulated *= frames / played  # the same number for each frame
+        emulated *= frames / played  # each frame has the same number of emulator frames
     final = tables.final_return(frame, returns)
     found = {
         "index": session.index,
@@ -219,7 +219,7 @@ def scores_of(runs: Sequence[Run]) -> str:
 
 
 class Reason(NamedTuple):
-    """Why a session is not part of a sample."""
+    """Reason why a session is not part of a sample."""
 
     why: str
     """Text of the reason, with the placeholder `{frame}` for the frame of the session."""

@@ -63,7 +63,7 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
     options = {"tracker": "wandb", **run.read_config().get("wandb", {}), "mode": "online", **changes}
     try:
         config = dataclass_of(WandbConfig, options, "wandb")
-    except InputError as error:  # the user typed an option of labrl-wandb, not a key
+    except InputError as error:  # the user set an option of labrl-wandb, not a key
         flags = {f"wandb.{name}": f"--{name}" for name in changes}
         raise InputError.of(
             InputError(one.message.replace(one.key, flags[one.key]), code=one.code, key=flags[one.key])

@@ -46,7 +46,7 @@ class WandbSession:
     No row is sent that a resume could undo: rows after the newest checkpoint wait for the next checkpoint.
     Rows of both tables at the same frame become one row in W&B, with the frame as its step. Online, the
     server knows where to continue. Offline, logs that never left this machine are written again. `wandb.json`
-    in the session's folder holds the id of the W&B run, and the last frame of each of its other logs.
+    in the session's folder holds the id of the W&B run, and the last frame of each of W&B's other logs.
     """
 
     def __init__(self, run: Run, index: int, mode: Mode, options: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class WandbSession:
         self._record()  # so that the id survives a kill from now on
         if self.tracker == "trackio":
             self._wandb = self._init_trackio()
-            self._sent = self._wandb._next_step - 1  # has no public name, and is exact after a kill
+            self._sent = self._wandb._next_step - 1  # not public, but exact even after a kill
         else:
             self._forget_unsent()
             self._wandb = self._init()
@@ -262,7 +262,7 @@ class WandbSession:
         return contextvars.Context().run(trackio.init, **names, resume="allow", embed=False)
 
     def _names(self) -> dict[str, Any]:
-        """Return project, name, group and configuration of the run."""
+        """Return the project, name, group and configuration of the W&B run."""
         several = self._config["meta"]["max_session"] > 1
         name = self._options["name"] or self._run_folder.path.name
         experiment = self._run_folder.experiment

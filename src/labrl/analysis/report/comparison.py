@@ -289,7 +289,7 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
         pairs = {(agent, repr(value)) for agent, value in zip(agents, values, strict=True)}
         nested = key.endswith("_target_") or any(isinstance(value, dict | list) for value in values)
         if nested or len(pairs) == len(names) or len(found) == MOST_KEYS:
-            continue  # the key only follows from the agent
+            continue  # the key has no plain values, only follows from the agent, or is one too many
         axis, places = _setting_axis(key, values)
         found[key] = []
         for title, columns in means.items():

@@ -91,10 +91,10 @@ class Page:
 def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
     """Return the text of `report.html`.
 
-    template: name of its file in `assets/`, without the suffix; folder: folder of the page, to which links
-    are relative; content: the values that the template uses, and for the top of every page `title`,
-    `subtitle`, `status` (see `Run.status`), `verdict` (the result in a sentence or two), `warnings` and
-    `footer`.
+    template: name of the template's file in `assets/`, without the suffix; folder: folder of the page, to
+    which links are relative; content: the values that the template uses, and for the top of every page
+    `title`, `subtitle`, `status` (see `Run.status`), `verdict` (the result in a sentence or two), `warnings`
+    and `footer`.
     """
     environment, css, script = assets()
     return environment.get_template(f"{template}.html.j2").render(
