@@ -21,25 +21,28 @@ class ExperimentAgain:
 
     path: Path
     overrides: list[str]
-    """Its overrides and those typed now, which replace overrides of the same keys."""
+    """The overrides of the experiment, then those of the current command, which replace earlier ones of the
+    same keys."""
     own: list[str]
-    """Its previous overrides, without those for Hydra."""
+    """The previous overrides of the experiment, without those for Hydra."""
     edits: list[str]
-    """The overrides typed now, without those for Hydra, and only the last of those with the same key."""
+    """The overrides of the current command, except those for Hydra; of several with the same key, only the
+    last."""
     swept: set[str]
-    """Keys that identify its trials: those with several values in any of its commands, and the seed."""
+    """Keys that identify the trials: those with several values in any command of the experiment, and the
+    seed."""
     config_dir: str | None
     """Folder with the user's own groups."""
     force: bool
-    """Whether new values may contradict the past of its trials."""
+    """Whether new values may contradict the past of the trials."""
     fork: Fork | None
-    """The run that its trials fork from."""
+    """The run from which the trials fork; None if they do not fork."""
 
     @classmethod
     def of(cls, request: Request) -> ExperimentAgain:
         """Return the experiment that `-m +resume` names.
 
-        Raises InputError if it does not exist, or as `check_experiment` does.
+        Raises InputError if the experiment does not exist, and for the reasons of `check_experiment`.
         """
         folder = find_experiment(request.which)
         config_dir = check_experiment(folder)
@@ -70,8 +73,8 @@ class ExperimentAgain:
 
 
 def _restored(override: str) -> str:
-    """Return a recorded override with the environment variables that it sets for trials, whose values are not
-    recorded. Raises InputError if this process does not have them."""
+    """Return a recorded override with the values of the environment variables that it sets for trials,
+    because the values are not recorded. Raises InputError if this process does not have these variables."""
     key, value = split_override(override)
     name = override.partition("=")[0]
     if MASK in value and key == ENV_SET:
@@ -84,7 +87,8 @@ def _restored(override: str) -> str:
 
 
 def replaced(overrides: Sequence[str], edits: Sequence[str]) -> list[str]:
-    """Return `overrides` without those that `edits` replace, and `edits`. Omits the experiment's folder."""
+    """Return `overrides` without those that `edits` replace, followed by `edits`. Omits the experiment's
+    folder."""
     keys = {split_override(override)[0] for override in edits} | {"hydra.sweep.dir"}
     return [*(override for override in overrides if split_override(override)[0] not in keys), *edits]
 
@@ -103,8 +107,8 @@ def swept_keys(overrides: Iterable[str]) -> set[str]:
 def for_trials_alone(overrides: Sequence[str], swept: Iterable[str]) -> list[str]:
     """Return the overrides of keys in a swept group, such as agent.double with agent=dqn,sac.
 
-    Hydra composes the experiment as a whole too, in which such a key may not exist, except for a search.
-    swept: further keys with several values.
+    Hydra also composes the experiment itself, in whose configuration such a key may not exist. In a search
+    there are no such overrides. swept: further keys with several values.
     """
     if any(override.startswith("hydra/sweeper=") for override in overrides):
         return []

@@ -38,7 +38,8 @@ from labrl.session.devices import NUM_CPUS, available_cpus
 from labrl.session.interruption import Interruption
 
 STOP_SECONDS = 2.0
-"""Seconds between two requests to stop, because one that arrives while a job starts is lost."""
+"""Seconds between two requests to stop. They are repeated, because a request that arrives while a job starts
+is lost."""
 
 SAVE_SECONDS = 60.0
 """Seconds that trials have to save and end when the experiment ends early."""
@@ -53,20 +54,22 @@ _OF_EVERY_CLUSTER = (
     "mem_gb",
     "stderr_to_stdout",
 )
-"""Settings that submitit's AutoExecutor takes for any cluster; others get the cluster's name as a prefix."""
+"""Settings that submitit's AutoExecutor takes for any cluster; the names of other settings get the cluster's
+name as a prefix."""
 
 _OF_THE_EXECUTOR = ("max_num_timeout", "python")
 
 
 class SubmittedTrials:
-    """The work of a submitit job: trials, which processes of the job train as with `hydra/launcher=local`.
+    """The work of a submitit job, whose processes train trials as with `hydra/launcher=local`.
 
-    They save their state before the job is preempted. When it is scheduled again, those that have not ended
-    continue.
+    The trials save their state before the job is preempted. When the job is scheduled again, trials that have
+    not ended continue.
     """
 
     def __call__(self, trials: Sequence[tuple[Task, Planned]]) -> dict[int, Outcome]:
-        """Train planned trials on the cores and GPUs of the job. Return the outcome of each, by number."""
+        """Train planned trials on the cores and GPUs of the job. Return the outcome of each trial, by
+        number."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler, which requeues the job
         _prepare_process()
         at_once = min(trials_at_once(task.need.gpus, len(trials)) for task, _ in trials)
@@ -97,7 +100,9 @@ class SubmittedTrials:
                 run_queue(queue, launcher, interruption)
         signal.signal(signal.SIGUSR2, requeue)
         for task in queue.left:
-            queue.ended(task, Outcome.lost("its job ended before it started", interrupted=True))
+            queue.ended(
+                task, Outcome.lost("the cluster job ended before the trial started", interrupted=True)
+            )
         stopped = any(outcome.status == "interrupted" for outcome in queue.outcomes.values())
         if preempted.is_set() and stopped and callable(requeue):
             requeue(signal.SIGUSR2, None)
@@ -126,7 +131,8 @@ class _AsPlanned:
 
 
 def _prepare_process() -> None:
-    """Prepare the process of a cluster's job as the command line does its own, before PyTorch is imported."""
+    """Prepare the process of a cluster job before PyTorch is imported, as the command line prepares its own
+    process."""
     collect_seldom()
     name_user_and_home()
     let_threads_sleep()
@@ -138,7 +144,7 @@ class SubmititLocal(TrialLauncher):
     cluster: Literal["local", "slurm"] = "local"
 
     def __init__(self, trials_per_job: int = 1, **params: Any) -> None:
-        """trials_per_job: largest number of trials of a job, >= 1; params: settings of submitit."""
+        """trials_per_job: maximum number of trials per job, >= 1; params: settings of submitit."""
         super().__init__()
         self._trials_per_job = trials_per_job
         self._settings = {
@@ -150,7 +156,8 @@ class SubmititLocal(TrialLauncher):
         """Submitted jobs with their trials."""
 
     def check(self) -> None:
-        """Raise InputError if submitit is not installed, or for a wrong number of trials of a job."""
+        """Raise InputError if submitit is not installed, or if the number of trials per job is not
+        allowed."""
         check_installed("submitit", f"submitit_{self.cluster}")
         check_count("trials_per_job", self._trials_per_job)
 
@@ -224,7 +231,7 @@ class SubmititLocal(TrialLauncher):
             outcomes: dict[int, Outcome] = job.results()[0]
         except Exception as error:
             name = type(error).__name__
-            told = f"its job {job.job_id} ended without a result ({name}): see {job.paths.stderr}"
+            told = f"the cluster job {job.job_id} ended without a result ({name}): see {job.paths.stderr}"
             lost, outcomes = Outcome.lost(told, interrupted=self._told >= 0), {}
             for task, planned in trials:  # Some may have ended before.
                 over = Run.status_at(planned.folder) in ("finished", "pruned", "failed")
@@ -237,7 +244,7 @@ class SubmititLocal(TrialLauncher):
 
 @contextlib.contextmanager
 def _jobs_ignore_ctrl_c() -> Iterator[None]:
-    """Context manager: let jobs that are submitted ignore Ctrl-C, because they get SIGTERM."""
+    """Context manager: make submitted jobs ignore Ctrl-C, because they get SIGTERM."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     try:
@@ -259,7 +266,7 @@ class SubmititSlurm(SubmititLocal):
         if shutil.which("srun") is None:
             raise InputError.about(
                 "hydra/launcher=submitit_slurm",
-                "this machine has no SLURM, whose command is `srun`",
+                "this machine has no `srun`, the command of SLURM",
                 "Start labrl on a login node of the cluster, or use this machine: hydra/launcher=local",
                 code="not-installed",
             )
@@ -282,7 +289,7 @@ def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any])
 
 
 def _run_on_ray(order: Mapping[str, Any], cores: int) -> tuple[int, str | None]:
-    """Train a planned trial on `cores` cores in the process of a task. Return its exit code and error."""
+    """Train a planned trial on `cores` cores in the process of a Ray task. Return its exit code and error."""
     _prepare_process()
     os.environ.update({NUM_CPUS: str(cores), **order["environment"]})
     take_surroundings(order)
@@ -295,7 +302,7 @@ def _run_on_ray(order: Mapping[str, Any], cores: int) -> tuple[int, str | None]:
 class RayTrials(TrialLauncher):
     """`hydra/launcher=ray`: run each trial as a task of a Ray cluster.
 
-    A cluster that the launcher has started ends with it.
+    If the launcher has started the cluster, it also stops the cluster.
     """
 
     def __init__(self, ray: DictConfig) -> None:

@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Composition:
-    """A new run or experiment that Hydra shall compose."""
+    """A new run or experiment that Hydra is to compose."""
 
     job: Job
-    """What Hydra calls, or gives to a sweeper."""
+    """The function that Hydra calls or gives to a sweeper."""
     arguments: list[str]
     """The command line for Hydra."""
     flags: Namespace
-    """The same, parsed."""
+    """The parsed `arguments`."""
 
 
 @contextmanager
 def hydra_in_charge(
     overrides: Sequence[str], config_dir: str | None, multirun: bool = False
 ) -> Iterator[None]:
-    """Context manager: raise the errors of Hydra as LabrlError, and at the end remove folders that it has
-    made for nothing.
+    """Context manager: raise the errors of Hydra as LabrlError, and at the end remove unused folders that
+    Hydra has created.
 
-    overrides, config_dir, multirun: what Hydra composes.
+    overrides, config_dir, multirun: arguments from which Hydra composes.
     """
     from labrl.experiment.job import note_existing, remove_unused_folder
 
@@ -94,7 +94,8 @@ def hydra_in_charge(
 
 
 def _check_place() -> None:
-    """Raise InputError if the working directory has been deleted, or configurations cannot contain it."""
+    """Raise InputError if the working directory has been deleted, or if configurations cannot contain its
+    path."""
     check_here()
     if "${" in os.getcwd():
         why = "this working directory contains ${, which starts an interpolation in configurations"
@@ -102,10 +103,11 @@ def _check_place() -> None:
 
 
 def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Composition:
-    """Answer a question about the configuration, play a run, or go back to one. Return the exit code.
+    """Answer a question about the configuration, let a run's policy play, or go back to a run. Return the
+    exit code.
 
-    arguments: those after `labrl`; typed: the command, which is recorded; full_error: whether a new run
-    prints tracebacks. Returns a new run or experiment for Hydra to compose. Raises LabrlError.
+    arguments: arguments after `labrl`; typed: the command, which is recorded; full_error: whether a new run
+    prints tracebacks. For a new run or experiment, returns what Hydra must compose. Raises LabrlError.
     """
     begin("labrl.cli.main")
     _check_place()
@@ -142,14 +144,14 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
 def begin_sweep(
     overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, full_error: bool
 ) -> Composition:
-    """Return the experiment `labrl -m <overrides>` of a call of `labrl.sweep`, for Hydra to compose.
+    """Return what Hydra must compose for a call of `labrl.sweep`, as for the command `labrl -m <overrides>`.
 
-    Raises LabrlError where the command prints its message.
+    Raises LabrlError where the command would print the error's message.
     """
     example, instead = "['env=pong', 'seed=0,1,2,3']", "Leave them out, as -m is implied"
     _check_call("labrl.sweep", overrides, "an experiment", example, instead)
     if not any("," in one or "(" in one or one.startswith(("+", "hydra", "experiment")) for one in overrides):
-        fix = "Add some, such as seed=0,1,2,3, or call labrl.train([...]) for a single trial"
+        fix = "Set several, such as seed=0,1,2,3, or call labrl.train([...]) for a single trial"
         raise InputError.usage("labrl.sweep", "no override has several values", fix)
     refuse_torchrun("labrl.sweep")
     _check_place()
@@ -208,16 +210,19 @@ def train(
 
 
 def _check_call(caller: str, overrides: Sequence[str], what: str, example: str, instead: str) -> None:
-    """Prepare this process for a call. Raises InputError for overrides that are no list, flags and +enjoy.
+    """Prepare this process for a call. Raises InputError if `overrides` is not a list, and for flags and
+    +enjoy.
 
-    what: what the call runs; example: two overrides; instead: what to do for flags.
+    what: noun for what the call runs; example: two overrides; instead: what to do instead of passing flags.
     """
     begin(caller)
     let_threads_sleep()
     name_user_and_home()
     is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
     if not is_list or not all(isinstance(override, str) for override in overrides):
-        raise InputError.usage(caller, f"it takes a list of overrides, such as {example}, got {overrides!r}")
+        raise InputError.usage(
+            caller, f"it takes a list of overrides, such as {example}, but got {overrides!r}"
+        )
     if flags := [override for override in overrides if override.startswith("-")]:
         fix = f"{instead}, with config_dir=<folder> for your own files, or call labrl.cli.main([...])"
         raise InputError.usage(flags[0], f"{caller} accepts the overrides of {what}, but no flags", fix)
@@ -227,7 +232,8 @@ def _check_call(caller: str, overrides: Sequence[str], what: str, example: str, 
 
 
 def _begin(arguments: list[str], typed: Typed, request: Request | None, full_error: bool) -> Composition:
-    """Return a new run or an experiment for Hydra to compose. request: what it resumes or forks from."""
+    """Return a new run or an experiment for Hydra to compose. request: the requested resume or fork, if
+    any."""
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
     from labrl.experiment.job import Job
 
@@ -260,12 +266,14 @@ def _earlier(request: Request, flags: Namespace) -> Fork | ExperimentAgain:
 def _continuing(again: Fork | ExperimentAgain, arguments: Sequence[str], flags: Namespace) -> list[str]:
     """Return the arguments with the overrides of an earlier run, and with its folder of groups.
 
-    flags: the parsed arguments, whose overrides are replaced.
+    flags: the parsed arguments; their overrides are replaced.
     """
     from labrl.trial.fork import Fork
 
     for flag in (one for one in again.overrides if one.startswith("-")):
-        raise InputError.about(flag, "it is among the recorded overrides, but is none", code="damaged")
+        raise InputError.about(
+            flag, "it is among the recorded overrides, but is not an override", code="damaged"
+        )
     hydras = [one for one in flags.overrides if is_hydras(one)] if isinstance(again, Fork) else []
     found = [one for one in arguments if one not in flags.overrides] + again.overrides + hydras
     return ["--config-dir", again.config_dir, *found] if again.config_dir and not flags.config_dir else found
@@ -286,8 +294,8 @@ def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool)
     for name in ("package", "cfg", "info", "hydra_help"):
         if vars(flags).get(name):
             flag = f"--{name}".replace("_", "-") + f" {flags.cfg}" * (name == "cfg")
-            why, fix = f"it cannot be combined with +{request.kind}", "Type --cfg job alone"
-            why += ", for which --cfg job prints the whole configuration of the run with the edits"
+            why, fix = f"it cannot be combined with +{request.kind}", "Use --cfg job alone"
+            why += ", unlike --cfg job, which prints the complete configuration of the run with the edits"
             raise InputError.about(flag, why, fix, code="usage", key=flag.split()[0])
     from labrl.experiment.job import Job
 
@@ -321,7 +329,7 @@ def _complete(flags: Namespace) -> bool:
     if name not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
         raise InputError.about(
             "--shell-completion",
-            f"it takes install, uninstall or query with bash, fish or zsh, got {typed or 'nothing'}",
+            f"it takes install, uninstall or query with bash, fish or zsh, but got {typed or 'nothing'}",
             'Write eval "$(labrl --shell-completion install=bash)"',
             code="unknown-option",
         )
@@ -352,7 +360,7 @@ def _shows_null(flags: Namespace) -> bool:
 
 
 def _asked_about(arguments: Sequence[str]) -> tuple[str, str, list[str]] | None:
-    """Return what is asked, the key and the other arguments of `--info presets` or `--info origin [key]`.
+    """Return the question, the key and the other arguments of `--info presets` or `--info origin [key]`.
 
     Returns None if the arguments contain neither.
     """
@@ -369,7 +377,7 @@ def _asked_about(arguments: Sequence[str]) -> tuple[str, str, list[str]] | None:
 
 
 def _print_origins(asked: str, key: str, arguments: list[str]) -> int:
-    """Run `labrl --info presets` or `--info origin`: print which files set which values."""
+    """Print which files set which values, for `labrl --info presets` and `labrl --info origin`."""
     flags = _parsed(arguments)
     past = [one.partition("=")[0] for one in flags.overrides if one.startswith(TAKE_A_RUN)]
     for given in [*(["-m"] if flags.multirun else []), *past]:

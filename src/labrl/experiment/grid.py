@@ -34,7 +34,7 @@ from labrl.trial.resume import Resume, check_budget, frames_reached
 from labrl.trial.summary import say
 
 Compose = Callable[[list[str]], DictConfig]
-"""Composes the configuration of a trial, including the node `hydra`, from its overrides."""
+"""Function that composes the configuration of a trial, including the node `hydra`, from its overrides."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
     left: list[tuple[TrialRecord, Need]]
     """The trials that remain to run, with the slots that they need."""
     selects: bool = False
-    """Whether the edits leave some of the existing trials out, so that these keep their values."""
+    """Whether the edits apply to only some of the existing trials, so that the others keep their values."""
 
 
 @dataclass
@@ -57,15 +57,16 @@ class _Trial:
     cfg: DictConfig | None
     """Its composed configuration; None for an earlier run that is resumed."""
     again: Again | None = None
-    """The earlier run that it goes back to: its own, to be resumed, or the one that it forks from."""
+    """The earlier run that the trial goes back to: its own run, if it is resumed, or the run that it forks
+    from."""
     edited: bool = True
-    """Whether the edits of a resumed experiment apply to it."""
+    """Whether the edits of a resumed experiment apply to the trial."""
     fits: bool = True
-    """Whether its agent fits its environment, as far as this has been checked."""
+    """Whether the trial's agent fits its environment, as far as this has been checked."""
 
     @property
     def past(self) -> Run | None:
-        """The earlier run of the trial; None if it has not started."""
+        """The earlier run of the trial; None if the trial has not started."""
         return self.again.past if isinstance(self.again, Resume) else None
 
     @property
@@ -85,7 +86,7 @@ class _Trial:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """The group `meta`; empty if it cannot be resolved, which the check of its values reports."""
+        """The group `meta`; empty if it cannot be resolved. The check of its values reports that error."""
         with suppress(Exception):
             plain: Any = (
                 OmegaConf.to_container(self.cfg.meta, resolve=True) if self.cfg else self.plain["meta"]
@@ -94,7 +95,7 @@ class _Trial:
         return {}
 
     def changed(self) -> list[Change]:
-        """Return the changes from its earlier run, if any."""
+        """Return the changes with respect to the trial's earlier run, if there is one."""
         return self.past.changes(self.plain) if self.past else []
 
     def is_done(self) -> bool:
@@ -125,7 +126,7 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
         with suppress(ValueError):  # the step of a range is 0, or the range is one of several values
             values = [*one.sweep_string_iterator()] if swept else [one.get_value_element_as_str()]
         if not values:
-            allowed = "be values with commas, or one range that is not empty"
+            allowed = "be values separated by commas, or a single range that is not empty"
             raise InputError.value(one.key_or_group, str(one.input_line).partition("=")[2], allowed)
         choices[key] = [f"{key}={value}" for value in values]
     # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
@@ -145,12 +146,12 @@ def plan_grid(
 ) -> Plan:
     """Number the trials of a new experiment.
 
-    machine: the machine that runs them, None for other machines; fork: the run that they fork from, if any;
-    stages: those of a comparison, if the trials are its first stage. Raises InputError for overrides that
-    cannot be composed, for wrong values, if no agent fits its environment, for more trials than
-    `meta.max_trial`, for two equal trials or two with the same folder, for values that contradict the
-    checkpoint of the fork, for groups that cannot be compared in stages, and for more cores or GPUs than
-    there are.
+    machine: the machine that runs the trials, None for other machines; fork: the run that the trials fork
+    from, if any; stages: stages of a comparison, if the trials are its first stage. Raises InputError for
+    overrides that cannot be composed, for wrong values, if no agent fits its environment, for more trials
+    than `meta.max_trial`, for two equal trials or two with the same folder, for values that contradict the
+    checkpoint of the fork, for groups that cannot be compared in stages, and if a trial needs more cores or
+    GPUs than there are.
     """
     own = combinations(overrides)
     trials: list[_Trial] = []
@@ -171,7 +172,7 @@ def plan_more(
 ) -> Plan:
     """Number further trials of an experiment with the trials `records`.
 
-    added: the overrides of each; machine: as for `plan_grid`. Raises InputError as `plan_grid` does.
+    added: overrides of each further trial; machine: see `plan_grid`. Raises InputError like `plan_grid`.
     """
     first = 1 + max(record.number for record in records)
     new = [_new(number, own, compose, None) for number, own in enumerate(added, first)]
@@ -187,10 +188,10 @@ def plan_again(
 ) -> Plan:
     """Find the remaining trials of an experiment, and add new ones.
 
-    A trial is an earlier one if it has the same values of the keys that identify trials. The edits apply to
-    the earlier trials among the combinations that are now requested, and all others continue unchanged.
-    overrides: those of the whole experiment, including the edits. Raises InputError as `plan_grid` does, and
-    if an edit contradicts the past of a trial.
+    A requested trial is an earlier trial if both have the same values of the keys that identify trials. The
+    edits apply to the earlier trials among the requested combinations; all other earlier trials continue
+    unchanged. overrides: overrides of the experiment, including the edits. Raises InputError like
+    `plan_grid`, and if an edit contradicts the past of a trial.
     """
     records, wanted = before.trials(), combinations(overrides)
     matched = _matched(wanted, records, again.swept | swept_keys(overrides))
@@ -241,7 +242,8 @@ def _earlier(before: Experiment, record: TrialRecord, again: ExperimentAgain, co
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
-    """Return values as text by key, with equal text for equal numbers, such as 1e-4 and 0.0001."""
+    """Return the values of overrides as text by key, with equal text for equal numbers, such as 1e-4 and
+    0.0001."""
     return dict(_value(override) for override in overrides if not is_hydras(override))
 
 
@@ -254,9 +256,11 @@ def _value(override: str) -> tuple[str, str]:
 def _matched(
     wanted: Sequence[list[str]], records: Sequence[TrialRecord], swept: set[str]
 ) -> list[TrialRecord | None]:
-    """Return the record of each existing trial; None for a new one.
+    """Return, for each of the wanted trials, the record of the existing trial that it matches; None for a new
+    trial.
 
-    A record matches by the values of the `swept` keys, or else of those that affect learning.
+    A trial matches a record with equal values of the `swept` keys, or else of the swept keys that affect
+    learning.
     """
     found: list[TrialRecord | None] = [None] * len(wanted)
     left = list(records)
@@ -284,7 +288,7 @@ def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> 
             raise InputError.about(
                 f"seed={seed}",
                 f"two trials are equal in this and all other values: {' '.join(overrides)}",
-                "Type each value once; without a seed, or with seed=null,null, each trial draws its own",
+                "Give each value once; without a seed, or with seed=null,null, each trial draws its own seed",
                 code="contradiction",
             )
         seen.append(_values(overrides))
@@ -293,7 +297,7 @@ def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> 
 def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
     """Raise InputError if the `overrides` of the command line allow fewer trials than the grid's `count`.
 
-    Files such as meta=fast_atari set meta.max_trial for searches, so only a typed value counts.
+    Files such as meta=fast_atari set meta.max_trial for searches, so only a value on the command line counts.
     """
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     limit = trial.meta.get("max_trial") if typed else None
@@ -302,7 +306,7 @@ def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
             f"meta.max_trial={limit:g}",
             f"a grid of {count} trials",
             "every combination of values is a trial",
-            f"meta.max_trial={count} or null, or type fewer values",
+            f"meta.max_trial={count} or null, or give fewer values",
         )
 
 
@@ -336,9 +340,10 @@ def _left(
 def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], fork: Fork | None, here: bool) -> None:
     """Check the values of the remaining trials, and whether their agents fit their environments.
 
-    An agent that does not fit ends its trial with an error. The others run nevertheless, since a grid has all
-    combinations of its values, but this is said before they start. every: the overrides of all trials; here:
-    whether the trials run on this machine. Raises InputError if no agent fits, and for anything else.
+    An agent that does not fit ends its trial with an error, which is reported before the trials start. The
+    other trials run nevertheless, since a grid has all combinations of its values. every: overrides of all
+    trials; here: whether the trials run on this machine. Raises InputError if no agent fits, and for any
+    other error.
     """
     misfits: dict[int, InputError] = {}
     known: set[str] = set()
@@ -360,7 +365,7 @@ def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], fork: Fork | 
 def _misfit(check: Callable[[_Trial], None], trial: _Trial, every: Sequence[list[str]]) -> InputError | None:
     """Return the error if the check finds that the agent of a trial does not fit its environment.
 
-    every: the overrides of all trials. Raises InputError, with the name of the trial, for anything else.
+    every: overrides of all trials. Raises InputError, with the name of the trial, for any other error.
     """
     try:
         with _named(trial, every):
@@ -386,9 +391,9 @@ def _check_values(trial: _Trial) -> None:
 def _check_fit(trial: _Trial, known: set[str], here: bool) -> None:
     """Raise InputError if the agent of the trial does not support the actions of its environment.
 
-    known: pairs that fit, which gets that of the trial; here: whether it runs on this machine, and not on one
-    with environments that perhaps cannot be made here. An environment that fails is left to the trial, which
-    has a log for the error.
+    known: pairs of agent and environment that fit, to which the pair of the trial is added; here: whether the
+    trial runs on this machine, because environments of other machines perhaps cannot be made here. An
+    environment that fails is left to the trial, which has a log for the error.
     """
     env, agent = trial.plain["env"], trial.choices["agent"]
     pair = json.dumps([agent, {**env, "max_frame": None}], default=str)
@@ -404,9 +409,9 @@ def _check_fit(trial: _Trial, known: set[str], here: bool) -> None:
 
 @contextmanager
 def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
-    """Context manager: let an InputError name the trial.
+    """Context manager: add the trial's name to an InputError.
 
-    trials: the overrides of each trial of the experiment; the name omits those that all trials have.
+    trials: overrides of every trial of the experiment; the name omits those that all trials share.
     """
     try:
         yield
@@ -419,8 +424,8 @@ def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
 
 
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
-    """Raise InputError with a table if edits contradict the past of trials that are `left`, and for a budget
-    that one of them has already used up."""
+    """Raise InputError, with a table, if edits contradict the past of trials that are `left`. Also raise it
+    if one of these trials has already used up its budget."""
     reached: dict[int, dict[int, int]] = {}
     found: dict[int, list[Change]] = {}
     for trial in left:
@@ -440,7 +445,7 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
 
 @contextmanager
 def _at_place(trial: _Trial) -> Iterator[None]:
-    """Let an error in this context name the number and the folder of the trial."""
+    """Context manager: add the number and the folder of the trial to an error."""
     try:
         yield
     except LabrlError as error:
@@ -448,9 +453,9 @@ def _at_place(trial: _Trial) -> Iterator[None]:
 
 
 def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
-    """Return a message about the contradicting keys, their trials, and what to type instead.
+    """Return a message with the contradicting keys, their trials, and what to do instead.
 
-    found: the contradicting changes by the number of the trial.
+    found: the contradicting changes by trial number.
     """
     rows: dict[tuple[str, ...], list[str]] = {}
     for number, changed in found.items():

@@ -51,9 +51,9 @@ T = TypeVar("T")
 
 
 class Job:
-    """The function that Hydra calls with the configuration of a new run, and what trials have in common.
+    """The function that Hydra calls with the configuration of a new run, and what its trials have in common.
 
-    It raises no exceptions, so that a failed trial does not end others.
+    It raises no exceptions, so that a failed trial does not end other trials.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Job:
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
         self.trust = present_trust()
-        """What the user says about recorded configurations."""
+        """Which recorded configurations the user trusts."""
         self.force = False
         """Whether new values may contradict the past of a resumed trial."""
         self.part_of: Literal["grid", "search"] | None = None
@@ -90,7 +90,7 @@ class Job:
         """The exit code of the run or of the experiment."""
 
     def __call__(self, cfg: DictConfig) -> Outcome:
-        """Run a single run in its folder, which Hydra has made unless a run is resumed."""
+        """Run a single run in its folder. Hydra has created the folder, unless the run is resumed."""
 
         def run(folder: str) -> Outcome:
             if self._back is None:
@@ -111,12 +111,13 @@ class Job:
     def plan(self, cfg: DictConfig, launcher: LauncherTraits) -> Run | Outcome:
         """Write the folder of one trial, which a launcher with these traits will start.
 
-        Returns the outcome of a trial that is refused or has ended before.
+        Returns the outcome of a trial that is refused or has already ended.
         """
         return self._attempt(lambda folder: self._plan(cfg, folder, launcher))
 
     def _attempt(self, act: Callable[[str], T]) -> T | Outcome:
-        """Return what `act` returns for the folder of the trial. An error becomes its outcome."""
+        """Return what `act` returns for the folder of the trial, or the outcome of a trial that failed with
+        its error."""
         folder = HydraConfig.get().runtime.output_dir
         self.folder = Path(HydraConfig.get().sweep.dir).absolute()
         print_without_modules()
@@ -160,11 +161,12 @@ class Job:
         return plan_new(composed)
 
     def _resume(self, run: Run, overrides: Sequence[str], elsewhere: bool) -> Run | Outcome:
-        """Plan the rest of an earlier attempt of a trial, which now has these overrides.
+        """Plan the rest of an earlier attempt of a trial. overrides: the trial's present overrides.
 
-        Returns the outcome of one that has ended, even if it was killed before its status was recorded.
+        Returns the outcome of an attempt that has ended, even if it was killed before its status was
+        recorded.
         """
-        with trusting(replace(self.trust, everything=True)):  # This command has written or checked it.
+        with trusting(replace(self.trust, everything=True)):  # This command has written or checked the run.
             again = Resume.on_trial(run, self.force, overrides)
             sessions = run.sessions
             all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
@@ -184,7 +186,7 @@ class Job:
 
 
 def _task_overrides() -> list[str]:
-    """Return the overrides of the trial as typed, without their interpolations resolved."""
+    """Return the overrides of the trial as they were given, with unresolved interpolations."""
     task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     return [str(override) for override in task]
 
@@ -194,14 +196,15 @@ _existing: Path | None = None
 
 
 def note_existing(folder: str) -> None:
-    """Note which folders exist, before Hydra creates that of a run. folder: it, perhaps with references."""
+    """Note which folders exist, before Hydra creates the folder of a run. folder: its path, perhaps with
+    interpolations."""
     global _existing
     path = Path(os.path.abspath(folder.partition("${")[0]))
     _existing = next(one for one in (path, *path.parents) if one.exists())
 
 
 def _remove_detours(folder: str, since: float) -> None:
-    """Delete `a`, which Hydra has created as well if the folder of a run is `a/../b`."""
+    """Delete the folder `a` if the folder of a run is `a/../b`, for which Hydra creates both."""
     parts = Path(folder).parts
     for end in (at for at, part in enumerate(parts) if part == ".."):
         with suppress(OSError):
@@ -211,7 +214,7 @@ def _remove_detours(folder: str, since: float) -> None:
 
 
 def _folder_of(config: DictConfig, keys: Sequence[str]) -> Path:
-    """Return the folder of a trial, whose parts are in `keys`, and normalize these."""
+    """Return the folder of a trial, whose parts are the values of `keys`, and normalize the parts."""
     parts = [str(OmegaConf.select(config, key)) for key in keys]
     parts = [os.path.normpath(part) if part else part for part in parts]
     with read_write(config.hydra):
@@ -233,7 +236,8 @@ def remove_unused_folder() -> None:
 
 @dataclass
 class Planner:
-    """Plans the trials of an experiment: composes each as Hydra does, and lets the job write its folder."""
+    """Plans the trials of an experiment: composes each trial as Hydra does, and has the job write its
+    folder."""
 
     hydra_context: HydraContext
     config: DictConfig
@@ -246,7 +250,8 @@ class Planner:
     def plan(self, task: Task) -> Planned | Outcome:
         """Write the folder of the trial, which another process will train.
 
-        Returns the outcome of a trial that is refused or has ended before, as of an error in its overrides.
+        Returns the outcome of a trial that has already ended or is refused, for instance for an error in its
+        overrides.
         """
         try:
             log = task.folder / task.log if task.log else None
@@ -324,7 +329,7 @@ class Planner:
 
 @contextmanager
 def changed_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables in this context; None removes one."""
+    """Context manager: set environment variables; the value None removes a variable."""
     before = dict(os.environ)
     try:
         for name, value in variables.items():

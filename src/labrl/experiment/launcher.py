@@ -1,4 +1,4 @@
-"""Launchers: Hydra plugins that train the trials of an experiment, planned in this process, in others."""
+"""Launchers: Hydra plugins that plan the trials of an experiment in this process and train them in others."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ class LauncherTraits:
     """What a launcher can do."""
 
     apart: bool = True
-    """Whether other processes train the trials, which the scheduler stops after a signal; False: the trials
-    themselves receive signals."""
+    """Whether the trials are trained in other processes, which the scheduler stops after a signal; False: the
+    trials themselves receive signals."""
     elsewhere: bool = False
     """Whether trials run on other machines, whose cores and GPUs are unknown here."""
     knows_room: bool = True
-    """Whether it knows how many trials can run at the same time; False: a cluster lets them wait."""
+    """Whether the launcher knows how many trials can run at the same time; False: they wait in a cluster's
+    queue."""
 
 
 HYDRAS_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-"""Hydra's default launcher, instead of which labrl uses `InThisProcess`."""
+"""Hydra's default launcher, which labrl replaces with `InThisProcess`."""
 
 
 class TrialLauncher(Launcher):
-    """Starts the processes that train planned trials, and says how each has ended.
+    """Starts the processes that train planned trials, and reports how each trial has ended.
 
-    A context manager. On leaving after an error, it lets running trials save and end.
+    A launcher is a context manager. If it is left after an error, running trials save and end.
     """
 
     traits = LauncherTraits()
@@ -58,7 +59,7 @@ class TrialLauncher(Launcher):
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[Task, Planned]] = {}
-        """The trials that processes train, by number."""
+        """The trials that have been sent to processes, by number."""
         self._done: list[tuple[Task, Outcome]] = []
         """Trials that ended while they were planned."""
 
@@ -75,7 +76,7 @@ class TrialLauncher(Launcher):
 
     @property
     def running(self) -> list[Task]:
-        """The trials that have started, and whose end `ended` has not returned yet."""
+        """The trials that have started and that `ended` has not returned yet."""
         return [task for task, _ in (*self._sent.values(), *self._done)]
 
     def has_room(self, need: Need) -> bool:
@@ -92,7 +93,7 @@ class TrialLauncher(Launcher):
             self.send(task, planned)
 
     def ended(self, seconds: float) -> list[tuple[Task, Outcome]]:
-        """Return the trials that have ended since the last call, after at most `seconds`."""
+        """Return the trials that have ended since the last call. Waits at most `seconds`."""
         done, self._done = self._done, []
         for number, answer in self.answers(0 if done else seconds) if self._sent else ():
             task, planned = self._sent.pop(number)
@@ -101,18 +102,18 @@ class TrialLauncher(Launcher):
 
     @abstractmethod
     def send(self, task: Task, planned: Planned) -> None:
-        """Let a process carry out the order of a planned trial."""
+        """Have a process train a planned trial."""
 
     @abstractmethod
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
-        """Return the number of each sent trial that has ended, and how, after at most `seconds`."""
+        """Return the number and the answer of each sent trial that has ended. Waits at most `seconds`."""
 
     @abstractmethod
     def stop(self) -> None:
         """Ask the trials to save and end. The scheduler calls this until all have ended."""
 
     def save(self) -> None:
-        """Ask the trials to save and go on, if they run on this machine."""
+        """Ask the trials to save and continue, if they run on this machine."""
 
     def __enter__(self) -> TrialLauncher:
         return self
@@ -123,7 +124,7 @@ class TrialLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one trial for each list of overrides, for sweepers of Hydra and of others.
 
-        Raises SystemExit if a signal stopped them.
+        Raises SystemExit if a signal stopped the trials.
         """
         need = Need.of({}, len(job_overrides), Machine().cores)
         numbered = enumerate(job_overrides, start=initial_job_idx)
@@ -141,7 +142,7 @@ class TrialLauncher(Launcher):
 
 
 class InThisProcess(TrialLauncher):
-    """`hydra/launcher=basic`: train one trial after the other in this process, which handles signals."""
+    """`hydra/launcher=basic`: train one trial after another in this process, which handles signals."""
 
     traits = LauncherTraits(apart=False)
     limit = 1
@@ -163,7 +164,7 @@ class InThisProcess(TrialLauncher):
             os.chdir(before)
 
     def stop(self) -> None:
-        """Do nothing, because no trial runs when this is called."""
+        """Do nothing, because no trial is running when this is called."""
 
 
 def check_count(key: str, value: Any, allowed: str = "be at least 1", also: Sequence[int] = ()) -> None:
@@ -180,7 +181,7 @@ def check_installed(package: str, launcher: str) -> None:
 
 
 def make_launcher(context: HydraContext, task: TaskFunction, config: DictConfig) -> TrialLauncher:
-    """Make the launcher of an experiment. Raises InputError for one that is not labrl's or cannot work."""
+    """Make the launcher of an experiment. Raises InputError if it is not one of labrl or cannot work."""
     known: Any = {"hydra_context": context, "task_function": task, "config": config}
     launcher: Any
     if config.hydra.launcher._target_ == HYDRAS_BASIC:

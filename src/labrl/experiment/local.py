@@ -26,11 +26,11 @@ class _Job:
 
 
 class WorkersLauncher(TrialLauncher):
-    """`hydra/launcher=local`: as many trials at the same time as the machine can run, each in its own
+    """`hydra/launcher=local`: run as many trials at the same time as the machine can, each in its own
     process.
 
-    A process runs one trial after another, so that PyTorch is loaded once. If it dies, only its trial is
-    affected; with the pool of joblib, which Hydra's launcher of that name uses, all trials would end.
+    A process runs one trial after another, so that PyTorch is loaded once. If a process dies, only its trial
+    is affected; in the process pool of joblib, which Hydra's joblib launcher uses, all trials would end.
     """
 
     work = TRIALS
@@ -71,7 +71,7 @@ class WorkersLauncher(TrialLauncher):
         return share is not None
 
     def send(self, task: Task, planned: Planned) -> None:
-        """Let a worker train the trial on cores and GPUs that are free."""
+        """Have a worker train the trial on free cores and GPUs."""
         share = self._machine.take(task.need)
         assert share is not None, "has_room must return True first"
         job = self._jobs[task.number] = _Job(self._worker(share.environment), share)
@@ -103,7 +103,7 @@ class WorkersLauncher(TrialLauncher):
                 job.worker.signal(signal.SIGTERM)
 
     def save(self) -> None:
-        """Ask each trial to save and go on."""
+        """Ask each trial to save and continue."""
         for job in self._jobs.values():
             job.worker.signal(SAVE)
 

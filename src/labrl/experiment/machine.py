@@ -17,7 +17,7 @@ class Need:
     cores: int
     """Number of cores, >= 1."""
     gpus: float | None
-    """Number of GPUs, which may be a fraction; None: one that it may share with other trials."""
+    """Number of GPUs, which may be a fraction; None: one GPU, which the trial may share with others."""
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], num_trials: int, cores: int | None) -> Need:
@@ -45,7 +45,7 @@ class Share:
     gpus: tuple[str, ...] | None = None
     """GPUs in the form of CUDA_VISIBLE_DEVICES; None on a machine without GPUs."""
     part: float = 0.0
-    """Assigned fraction of each of these GPUs."""
+    """Fraction of each GPU in `gpus` that is assigned to the trial."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -90,7 +90,8 @@ class Machine:
             self._trials[gpu] -= 1
 
     def _gpus(self, wanted: float | None) -> tuple[str, ...] | None:
-        """Return the least busy GPUs with `wanted` GPUs free; None if there are not enough."""
+        """Return the least busy GPUs that have room for a need of `wanted` GPUs; None if there is not enough
+        room."""
         part = 0.0 if wanted is None else min(wanted, 1.0)
         count = 1 if wanted is None else math.ceil(wanted)
         by_load = sorted(self._free, key=lambda gpu: (-self._free[gpu], self._trials[gpu]))
@@ -101,6 +102,7 @@ class Machine:
 
 
 def _number(value: Any) -> float | None:
-    """Return `value` if it is a number >= 0, else None, because the trial itself refuses it."""
+    """Return `value` if it is a number >= 0, else None, because the trial itself will refuse a wrong
+    value."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
     return float(value) if good else None

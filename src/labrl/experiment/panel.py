@@ -1,4 +1,4 @@
-"""The panel of an experiment: its trials as rows, and an estimate for the whole."""
+"""The panel of an experiment: its trials as rows, and an estimate of the time left for all."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ if TYPE_CHECKING:
     from labrl.experiment.scheduler import Queue, Task
 
 _MESSAGE = re.compile(r"(?!Traceback|\s)(.*\S.*)")
-"""A line of a trial's output, without those of a traceback."""
+"""Pattern of a line of a trial's output that does not belong to a traceback."""
 
 _GROUPS = re.compile(r"(?<!\S)[\w./]+\.(?=\w+=)")
-"""What precedes the last part of a key, such as `agent.` of `agent.lr=1e-3`; rows have little room."""
+"""Pattern of the first parts of a key, such as `agent.` in `agent.lr=1e-3`, for which rows have no room."""
 
 _STATES = ("running", "waiting", "finished", "pruned", "failed", "interrupted")
 """States of trials, in the order in which they are counted."""
 
 _BAR = 24
-"""Width of the bar for the whole experiment, in columns."""
+"""Width of the progress bar of the experiment, in columns."""
 
 _SECONDS = 5.0
 """Seconds before the time left is estimated."""
 
 
 class ExperimentPanel(Panel):
-    """Show the trials of an experiment in a terminal or a notebook, from the files of those that run.
+    """Show the trials of an experiment in a terminal or a notebook, from the files of the running trials.
 
-    The output of trials goes to a file in their folders, and its lines are printed above the panel. In other
-    places, and if `queue.shows_progress` is False, trials print lines themselves, and this does nothing.
+    The output of each trial goes to a file in its folder, and its lines are printed above the panel. Without
+    a terminal or notebook, or if `queue.shows_progress` is False, the trials print lines themselves, and the
+    panel does nothing.
     """
 
     def __init__(self, queue: Queue, launcher: TrialLauncher, console: Console | None = None) -> None:
@@ -61,11 +62,11 @@ class ExperimentPanel(Panel):
         self._sessions: dict[int, list[tuple[RunSession, int]]] = {}
         """Sessions of each trial that has begun, with their budget in frames."""
         self._first: dict[int, float] = {}
-        """What each of these trials had used of its budget when it began, in [0, 1]."""
+        """Fraction of its budget that each trial had already used when it began, in [0, 1]."""
         self._ended: dict[int, TrialProgress] = {}
         self._logs: dict[int, LogLines] = {}
         self._began: float | None = None
-        """When the first trial began."""
+        """Time at which the first trial began; None before."""
         self._ended_before = self._num_ended() if self._display is not None else 0
 
     def adopt(self, task: Task) -> Task:
@@ -134,14 +135,14 @@ class ExperimentPanel(Panel):
         return states.total() - states["waiting"] - states["running"]
 
     def _foot(self, running: dict[int, TrialProgress]) -> Iterator[RenderableType]:
-        """Yield a bar with the time left, the number of trials in each state, and what the queue adds."""
+        """Yield a bar with the time left, the number of trials in each state, and the note of the queue."""
         states = self._queue.states(running)
-        queued = sum(row.status == "waiting" for row in running.values())  # of a cluster
+        queued = sum(row.status == "waiting" for row in running.values())  # in the queue of a cluster
         states.update(running=-queued, waiting=queued)
         total, ended = max(states.total(), 1), self._num_ended()
         done = ended + sum(row.fraction for row in running.values())
         text = f"{done / total:.0%} of {total} trial{'s' if total > 1 else ''}"
-        # Trials count as equally long. What trials of a resume had done before they began is no gain.
+        # Trials count as equally long. What resumed trials had done before they began is not counted.
         seconds = time.monotonic() - (self._began or math.inf)
         gain = done - self._ended_before - sum(self._first.values())
         if seconds >= _SECONDS and gain > 0 and done < total:

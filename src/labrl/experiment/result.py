@@ -29,14 +29,15 @@ class SweepResult:
     """
 
     folder: Path
-    """The experiment folder, which has the run folders of the trials."""
+    """The experiment folder, which contains the run folders of the trials."""
     exit_code: int = DONE
     """0: all trials finished; 1: one failed; 2: one was refused; 130 or 143: interrupted."""
 
     @cached_property
     def trials(self) -> list[dict[str, Any]]:
-        """All trials, ordered by number: `trial`, the values in which they differ by key, `seed`, `status`,
-        `frames`, `group`, `error`, `final_return`, `best_return`, and `folder`, None if it never started."""
+        """All trials, ordered by number, each with the entries `trial`, the keys whose values differ between
+        trials, `seed`, `status`, `frames`, `group`, `error`, `final_return`, `best_return`, and `folder`
+        (None if the trial never started)."""
         experiment, own = Experiment.open(self.folder), {}
         records, reported = experiment.trials(), self._report[0]["trials"]
         for number, overrides in varying(records).items():
@@ -71,7 +72,7 @@ class SweepResult:
         return "; ".join(f"trial {number}: {first_line(error)}" for number, error in errors) or None
 
     def to_polars(self, rows: str = "trials") -> pl.DataFrame:
-        """Return a data frame with a row for each trial, or with `groups` for each group as in
+        """Return a data frame with a row for each trial; if `rows` is `groups`, a row for each group, as in
         `statistics.csv`."""
         if rows == "groups":
             return comparison_rows(self.statistics)
@@ -80,7 +81,8 @@ class SweepResult:
         return pl.DataFrame(self.trials, infer_schema_length=None, strict=False)
 
     def to_pandas(self, rows: str = "trials") -> Any:
-        """Return the same as a data frame of pandas. Raises InputError if pandas or pyarrow is missing."""
+        """Return the data frame of `to_polars` as one of pandas. Raises InputError if pandas or pyarrow is
+        missing."""
         for package in ("pandas", "pyarrow"):
             if importlib.util.find_spec(package) is None:
                 raise InputError.not_installed("to_pandas", package, "pandas")
@@ -113,5 +115,5 @@ class SweepResult:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, a text or None as it is, and anything else as it is typed."""
+    """Return a number, a text or None unchanged, and anything else as it is written in an override."""
     return value if value is None or isinstance(value, str | int | float) else value_text(value)

@@ -29,23 +29,23 @@ class Task:
     number: int
     """Number of the trial in its experiment."""
     overrides: list[str]
-    """All overrides that compose it, including those for Hydra."""
+    """All overrides that compose the trial, including those for Hydra."""
     folder: Path
-    """Run folder of the trial, which the overrides contain too."""
+    """Run folder of the trial, which the overrides also set."""
     need: Need
     """Cores and GPUs of the trial."""
     reports_to: Path | None = None
-    """Folder of the search that answers the evaluations of its sessions; None: nobody does."""
+    """Folder of the search that answers the evaluations of the trial's sessions; None: there is no search."""
     log: str | None = None
-    """File in the folder for the output of the trial; None: the terminal."""
+    """Name of the file in `folder` for the output of the trial; None: the output goes to the terminal."""
     attempts: int = 0
-    """Number of times that its process has died."""
+    """Number of times that the process of the trial has died."""
     label: str = ""
-    """Name of the trial in messages, if it is not its number."""
+    """Name of the trial in messages; if empty, the trial is named by its number."""
     about: str = ""
-    """The overrides that distinguish it from other trials."""
+    """The overrides that distinguish the trial from others."""
     shown: bool = False
-    """Whether the panel of the experiment shows its progress."""
+    """Whether the panel of the experiment shows the progress of the trial."""
 
     @property
     def named(self) -> str:
@@ -58,14 +58,15 @@ class Planned:
     """A trial whose folder is written, so that any process can train it."""
 
     folder: Path
-    """Its run folder."""
+    """The run folder of the trial."""
     order: dict[str, Any]
     """Plain data for `labrl.trial.start.carry_out` in the process that trains it."""
     config: Any = None
-    """Its configuration with the node `hydra`, for Hydra's callbacks."""
+    """The configuration of the trial with the node `hydra`, for Hydra's callbacks."""
 
     def order_elsewhere(self) -> dict[str, Any]:
-        """Return the order for a process that does not start with this one's variables and modules."""
+        """Return the order for a process that does not start with the variables and modules of this
+        process."""
         return {**self.order, **surroundings()}
 
 
@@ -75,7 +76,7 @@ class Outcome:
 
     status: Literal["finished", "pruned", "failed", "interrupted"]
     exit_code: int
-    """0, 1 if it failed, 2 if it was refused, 130 or 143 if a signal ended it."""
+    """0 after success, 1 if the trial failed, 2 if it was refused, 130 or 143 if a signal ended it."""
     error: str | None = None
     """The error of a failed trial, in one line."""
     returns: tuple[float, ...] = ()
@@ -100,8 +101,8 @@ class Outcome:
 
 
 Answer = tuple[int, str | None] | Outcome
-"""What the process of a planned trial has returned, an exit code and the error of the trial as a whole if
-there is one; or the outcome of a trial whose process was lost."""
+"""What the process of a planned trial has returned: an exit code, and the error of the trial if there is one.
+If the process was lost, it is the outcome of the trial instead."""
 
 _EXIT_CODES = {"finished": DONE, "pruned": DONE, "failed": FAILED, "interrupted": TERMINATED}
 
@@ -141,7 +142,7 @@ class Planning(Protocol):
     """Plans the trials that a launcher starts, and concludes them."""
 
     def plan(self, task: Task) -> Planned | Outcome:
-        """Return the planned trial, or the outcome of one that is refused or has ended before."""
+        """Return the planned trial, or the outcome of a trial that is refused or has already ended."""
 
     def conclude(self, planned: Planned, answer: Answer) -> Outcome:
         """Return the outcome of a trial whose process has given this answer."""
@@ -151,7 +152,7 @@ class Queue:
     """Provides the trials of an experiment, and keeps their outcomes."""
 
     seconds = 0.5
-    """Longest time between two calls of `tick`, and between two checks for a signal."""
+    """Longest time between two calls of `tick`, and between two checks for a signal, in seconds."""
     shows_progress = False
     """Whether a panel shows the trials, if there is a terminal or a notebook for it."""
 
@@ -187,12 +188,13 @@ class RetryingQueue(Queue):
     """A queue of trials that continue from their checkpoints when their processes die."""
 
     def __init__(self, retries: int, interruption: Interruption, left: Sequence[Task] = ()) -> None:
-        """retries: number of times that a trial continues; interruption: after it, no trial continues."""
+        """retries: maximum number of times that a trial continues; interruption: no trial continues once it
+        is requested."""
         super().__init__(left)
         self._retries, self._interruption = retries, interruption
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Let a trial continue if its process has died, or record its outcome."""
+        """Have a trial continue if its process has died; otherwise, record its outcome."""
         if not outcome.died and outcome.status != "interrupted":
             self._done(task, outcome)
         elif not self._interruption.requested:  # Otherwise, a resume continues it.
@@ -223,7 +225,7 @@ class RetryingQueue(Queue):
 def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption) -> None:
     """Run trials when there is room for them, until the queue is empty and the last one has ended.
 
-    After a signal, no further trial starts, and the running ones are saved and end.
+    After a signal, no further trial starts, and the running trials save and end.
     """
     # Imported late: a single run loads this module and must not wait for it.
     from labrl.experiment.panel import ExperimentPanel

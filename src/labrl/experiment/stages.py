@@ -20,7 +20,7 @@ EXAMPLE = "labrl -m agent=ppo,a2c seed=auto"
 def requested_stages(overrides: Sequence[str]) -> Stages | None:
     """Return the stages that `seed=auto` or `seed=auto:<seeds of a stage>:<most>` requests, if any.
 
-    Raises InputError for a list with `auto`, and for stages that can never decide a pair.
+    Raises InputError if `auto` is part of a list, and for stages that can never decide a pair.
     """
     value = next((split_override(one)[1] for one in reversed(overrides) if key_of(one) == "seed"), "")
     value = value.strip("'\" ").replace("\\:", ":")
@@ -32,14 +32,18 @@ def requested_stages(overrides: Sequence[str]) -> Stages | None:
     size = int(given[1] or Stages.size) if given else 1
     stages = Stages(size, int(given[2] or Stages.most // max(size, 1) * size or size) if given else 1)
     if re.search(r"[,(\[]", value):
-        why, code = "auto plans the seeds 0, 1, 2, ... itself, and can be in no list", "contradiction"
+        why, code = "auto plans the seeds 0, 1, 2, ... itself, and cannot be part of a list", "contradiction"
     elif given is None:
-        why, code = "its numbers are those of the seeds in a stage and of the most seeds of a group", "syntax"
+        why, code = (
+            "it must have the form auto:<seeds per stage>:<maximum number of seeds per group>",
+            "syntax",
+        )
     elif size < 1 or stages.most < size or stages.most % size:
-        why = f"the most seeds of a group, {stages.most}, must be a multiple of those of a stage, {size}"
+        why = f"the maximum number of seeds per group, {stages.most}, must be a multiple of "
+        why += f"the number of seeds per stage, {size}"
     elif not stages.can_decide:
-        why = f"even the most different returns of {stages.most} seeds have a probability above {ALPHA:g} by "
-        why += "chance, so that no pair could be decided"
+        why = f"even the most different returns of {stages.most} seeds occur by chance with a probability "
+        why += f"above {ALPHA:g}, so that no pair could be decided"
     if why:
         fix = f"Write seed=auto, which means seed=auto:{Stages.size}:{Stages.most}"
         raise InputError.about(f"seed={value}", why, fix, code=code, key="seed")
@@ -47,18 +51,18 @@ def requested_stages(overrides: Sequence[str]) -> Stages | None:
 
 
 def with_seeds(overrides: Sequence[str], seeds: range) -> list[str]:
-    """Return the overrides of a grid or a trial with these seeds instead of its own."""
+    """Return the overrides of a grid or a trial with `seeds` in place of its own seeds."""
     return [*(one for one in overrides if key_of(one) != "seed"), f"seed={','.join(map(str, seeds))}"]
 
 
 def check_resume(again: ExperimentAgain, before: Experiment, stages: Stages | None) -> None:
     """Raise InputError if a resume changes the stages or the groups of a comparison, which must be fixed
-    before its first seed. stages: those that its overrides now request."""
+    before its first seed. stages: the stages that the present overrides request."""
     recorded = before.info.get("stages")
     planned = recorded is not None
     if planned != (stages is not None) or (planned and "seed" in map(key_of, again.edits)):
         why = "the stages of a comparison are fixed before its first seed" if planned else ""
-        why = why or "its seeds were not planned in stages, so seed=auto cannot limit the error"
+        why = why or "its seeds were not planned in stages, so seed=auto cannot limit the error rate"
         fix = f"Leave out seed, or start a new experiment such as {EXAMPLE}"
         raise InputError.about(f"+resume={again.path}", why, fix, code="changed-past", key="seed")
     for key in [key for key in map(key_of, again.edits) if planned and key in again.swept]:
@@ -68,29 +72,29 @@ def check_resume(again: ExperimentAgain, before: Experiment, stages: Stages | No
 
 
 def check_groups(configs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InputError unless there are two groups in each environment, and a session in each trial.
+    """Raise InputError unless each environment has at least two groups, and each trial has one session.
 
     configs: resolved configuration of each trial.
     """
     groups: dict[str, set[str]] = {}
     for config in configs:
         if (sessions := config["meta"]["max_session"]) != 1:
-            why = "a stage counts trials, and their sessions would be further seeds"
+            why = "a stage counts trials as seeds, but their sessions would be further seeds"
             setting = f"meta.max_session={sessions}"
             raise InputError.contradiction(setting, "seed=auto", why, "meta.max_session=1")
         groups.setdefault(config["env"]["name"], set()).add(group_key(config))
     for env, own in groups.items():
         if len(own) < 2:
-            why = f"it compares groups in an environment, and {env} has only one that can run"
-            fix = "Add another value, such as agent=ppo,a2c, or type seed=0,1,2,3,4 for seeds of one group"
+            why = f"it compares the groups of an environment, but {env} has only one group that can run"
+            fix = "Add another value, such as agent=ppo,a2c, or set seed=0,1,2,3,4 for seeds of one group"
             raise InputError.about("seed=auto", why, fix, code="contradiction")
 
 
 def next_stage(experiment: Experiment, stages: Stages) -> list[list[str]]:
-    """Print what the returns decide, and return the overrides of the trials of the next stage.
+    """Print which pairs the returns decide, and return the overrides of the trials of the next stage.
 
-    It follows from the run folders alone. A group gets no seeds if all of its pairs are decided, and nor does
-    an environment in which a seed of the last stage has no return, which is printed.
+    The next stage follows from the run folders alone. A group gets no seeds if all of its pairs are decided.
+    No group of an environment gets seeds if a seed of the last stage has no return; this is printed.
     """
     # Imported late, so that wrong input is reported without waiting for the statistics.
     from labrl.analysis.groups import group_runs
@@ -114,7 +118,9 @@ def next_stage(experiment: Experiment, stages: Stages) -> list[list[str]]:
             if missing := found["more"][name] - max(needed - planned, 0):
                 lacking.append(f"{missing} of {planned} seeds of {name}")
         if lacking:
-            say(f"{env}: no further stage before all seeds have a final return, unlike {', '.join(lacking)}")
+            say(
+                f"{env}: no further stage before all seeds have a final return; missing: {', '.join(lacking)}"
+            )
         else:
             added += seeds
     return added

@@ -24,7 +24,7 @@ MOST_ROWS = 40
 
 
 def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
-    """Return the overrides of each trial that not all trials have, by number."""
+    """Return, by trial number, those overrides of a trial that not all trials have."""
     overrides = [set(record.overrides) for record in records]
     shared = set.intersection(*overrides) if overrides else set()
     if len(overrides) == 1:
@@ -50,7 +50,7 @@ def print_experiment(
     outcomes: Mapping[int, Outcome],
     status: ExperimentStatus,
 ) -> None:
-    """Print a table of the trials and one of the groups, failures, and the path of the folder."""
+    """Print a table of the trials, a table of the groups, the failures, and the path of the folder."""
     overrides = varying(records)
     table = Table(box=None, pad_edge=False)
     for name in ("#", "status", "final return", "overrides"):
@@ -97,7 +97,7 @@ def _print_groups(
     names: dict[tuple[frozenset[str], str], str] = {}
     for record in records:
         own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
-        # A resume may have changed the order, and a coefficient in the middle of only some of the trials.
+        # A resume may have changed the order of overrides, or a coefficient in the middle of only some trials.
         run = Run(path / record.folder)
         changed = " ".join(
             key

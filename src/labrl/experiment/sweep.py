@@ -47,7 +47,8 @@ def sweep_grid(
     """Run every combination of the values in the overrides of `job`, and set its exit code.
 
     params: further overrides; config: configuration of the experiment with the node `hydra`. Raises
-    InputError for wrong input before any trial starts, except for errors that only building a trial can find.
+    InputError for wrong input before any trial starts, except for errors that only building a trial can
+    reveal.
     """
     again = job.experiment
     job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
@@ -58,7 +59,7 @@ def sweep_grid(
     stages = requested_stages(overrides)
     if stages is not None:
         if job.fork is not None:
-            why = "the random streams of the forked run continue, so that no trial has another seed"
+            why = "the random streams of the forked run continue, so all trials have the seed of that run"
             raise InputError.contradiction("seed=auto", "+fork", why, "Leave out seed")
         overrides = with_seeds(overrides, range(stages.size))
     if again is None:
@@ -103,9 +104,10 @@ def held(
 ) -> Iterator[Experiment]:
     """Context manager: lock the folder of an experiment.
 
-    exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed if
-    a LabrlError ends it before a trial has started. Any other early end is recorded as its status: a failure,
-    or an interruption with a note on how to resume. Raises BusyFolderError if the folder is in use.
+    exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed
+    again if a LabrlError ends it before a trial has started. Any other early end is recorded as the status of
+    the experiment: a failure, or an interruption with a note on how to resume. Raises BusyFolderError if the
+    folder is in use.
     """
     before = {one.name for one in path.iterdir()} if path.is_dir() else None
     folder = Experiment.open(path) if exists else None
@@ -203,7 +205,7 @@ class Grid(Queue):
         told = f"{len(self.left)} more trials"
         if self._ended:
             pace = (time.monotonic() - self._since) / self._ended
-            told += f", about {duration(pace * len(self.left))} at the pace of the last ones"
+            told += f", about {duration(pace * len(self.left))} at the pace of the last stage"
         say(told)
         self._since, self._ended = time.monotonic(), 0
         if reporting.wants_report(self.folder.path):
@@ -241,7 +243,7 @@ class Grid(Queue):
 def _tasks(
     folder: Experiment, records: Sequence[TrialRecord], left: Sequence[tuple[TrialRecord, Need]]
 ) -> list[Task]:
-    """Return the tasks of the trials that are `left` of an experiment with the trials `records`."""
+    """Return the tasks of the trials in `left`. records: all trials of the experiment."""
     own = varying(records)
     return [
         Task(

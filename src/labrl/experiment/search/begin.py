@@ -44,11 +44,11 @@ from labrl.trial.trial import check
 from labrl.types import INFO
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
-"""Overrides of every trial of a search, unless the user types the key: many reports and videos would cost
-more time than short trials do."""
+"""Overrides of every trial of a search, unless the command line sets the key. Reports and videos of many
+short trials would take more time than the trials."""
 
 OWN_STUDY = "labrl"
-"""Name of the study in its own storage."""
+"""Name of a study that has a storage of its own."""
 
 
 def search(
@@ -60,13 +60,14 @@ def search(
 ) -> int:
     """Run the search that `cfg` and the `overrides` of the command line describe. Return the exit code.
 
-    job: what its trials have in common. Raises InputError for wrong input before any trial starts.
+    job: what the trials of the search have in common. Raises InputError for wrong input before any trial
+    starts.
     """
     silence()
     plain = resolved(cfg, cfg.hydra.runtime.choices["agent"])
     check_start_from(plain["start_from"]["run"], overrides)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
-    # A typed seed is that of the search, from which those of its trials are derived.
+    # A seed on the command line is that of the search, from which the seeds of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
     space = Space.of(known, settings.params or {}, typed)
     choices = {
@@ -121,7 +122,8 @@ def search(
 
 
 def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str]) -> None:
-    """Raise InputError if two numbers of trials were typed. A ready-made space may set another one."""
+    """Raise InputError if the command line sets two different numbers of trials. A value of `meta.max_trial`
+    from a ready-made space may differ."""
     total = asked.meta.max_trial
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     if typed and total not in (None, settings.n_trials):
@@ -136,7 +138,8 @@ def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str
 def _plan(
     asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, env: Mapping[str, Any]
 ) -> Plan:
-    """Return the plan of the study. Raises InputError if measure, pruner and storage do not fit."""
+    """Return the plan of the study. Raises InputError if the measure, the pruner or the storage cannot be
+    used."""
     measure, pruner = asked.search.objective, asked.search.pruner
     columns = [f"{INFO}{name}" for name in info_keys(base.env)]
     if measure.startswith(INFO) and measure not in columns:
@@ -175,10 +178,12 @@ def _plan(
 
 
 def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str) -> Need:
-    """Set the number of trials at the same time and their cores in the launcher. Return the slots of a trial.
+    """Set in the launcher how many trials run at the same time, on how many cores. Return the slots of a
+    trial.
 
-    The number is `hydra.sweeper.n_jobs`, and at most that of the launcher (`hydra.launcher.n_jobs`); without
-    them, as many as there is room for. name: option of the launcher. Raises InputError if it is needed.
+    The number of trials is `hydra.sweeper.n_jobs`, but at most the limit of the launcher
+    (`hydra.launcher.n_jobs`); if neither is set, it is as many as there is room for. name: option of the
+    group `hydra/launcher`. Raises InputError if the launcher needs a number and none is set.
     """
     meta, total = dataclasses.asdict(config.meta), settings.n_trials
     given = [number for number in (settings.n_jobs, launcher.limit) if number is not None]
@@ -206,7 +211,8 @@ def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Sett
 
 
 def unwatched(typed: Sequence[str]) -> list[str]:
-    """Return OF_A_TRIAL without the keys in `typed`: `meta.report=true` gives each trial a report."""
+    """Return OF_A_TRIAL without the keys that the overrides `typed` set. With `meta.report=true`, for
+    example, each trial gets a report."""
     given = set(map(key_of, typed))
     return [override for override in OF_A_TRIAL if key_of(override) not in given]
 
@@ -257,7 +263,7 @@ def _announce(
         trials, rows = plan.pruner.startup(study.total)
         say(
             f"pruning begins after {trials} finished trial{'' if trials == 1 else 's'} "
-            "(search.pruner.n_startup_trials), and in each trial with its evaluation number "
+            "(search.pruner.n_startup_trials), and in each trial at its evaluation number "
             f"{rows} (search.pruner.n_startup_rows)"
         )
     searching = study.total * plan.num_sessions * plan.budget
@@ -305,9 +311,9 @@ def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ())
 
 
 def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Collection[str]) -> dict[str, Any]:
-    """Compose the trial with these values.
+    """Compose the trial with the given values of searched keys.
 
-    Raises InputError if a searched key does not exist with other values, such as `agent.epochs` with
+    Raises InputError if a searched key does not exist together with other values, such as `agent.epochs` with
     agent=dqn, and if a searched agent does not fit the environment.
     """
     agent = str(values.get("agent", recipe.choices["agent"]))
@@ -337,9 +343,9 @@ def check_ready(name: str, recipe: Recipe) -> None:
         told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
         raise InputError.unsupported(
             f"search={name}",
-            f"it sets {told}{' ...' * (len(lost) > 5)}, which trials would not get: they take only "
+            f"it sets {told}{' ...' * (len(lost) > 5)}, which trials would not get, because they take only "
             "search.space and the agent from it",
-            "Type these overrides on the command line, or put them into an option of experiment",
+            "Set these values on the command line, or put them into an option of the group experiment",
         )
 
 
@@ -370,9 +376,9 @@ def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: An
 
 
 def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
-    """Raise InputError for an error of `key` alone.
+    """Raise InputError if the value of `key` is wrong by itself.
 
-    Contradictions with other keys are left to the trial, because other values of these may be right.
+    Contradictions with other keys are left to the trial, because the other keys may have right values there.
     """
     try:
         dataclass_of(TrialConfig, plain)

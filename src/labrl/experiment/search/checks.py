@@ -17,9 +17,9 @@ from labrl.experiment.search.pruners import Halving, NoPruner, Pruner, WilcoxonP
 
 
 def check_search(config: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise InputError for a wrong configuration of a search, without what the search space may add.
+    """Raise InputError for a wrong configuration of a search, except for keys that the search space may add.
 
-    config: as Hydra has composed it; overrides: the overrides of the command line.
+    config: configuration that Hydra has composed; overrides: the overrides of the command line.
     """
     try:
         plain = to_plain(config)
@@ -35,7 +35,7 @@ def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overr
     """Raise InputError if the agent lacks keys of the ready-made space.
 
     plain: the configuration without searched values; choices: the option of each group; overrides: the
-    overrides of the command line. If options are searched too, `check_space` finds out later.
+    overrides of the command line. If options of groups are searched too, `check_space` checks this later.
     """
     typed = dict(map(split_override, overrides))
     space = plain["search"]["space"]
@@ -54,8 +54,8 @@ def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
     return InputError.contradiction(
         f"search={ready}",
         f"agent={agent}",
-        f"it searches {', '.join(lacking)}, which this agent does not have",
-        f"{instead}leave out agent={agent}, or type your own ranges, such as "
+        f"its space has {', '.join(lacking)}, which this agent does not have",
+        f"{instead}leave out agent={agent}, or give your own ranges, such as "
         "'agent.lr=tag(log, interval(1e-5, 1e-2))'",
     )
 
@@ -70,8 +70,8 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
         raise InputError.contradiction(
             f"meta.eval_frequency={every}",
             f"search/pruner={pruner.kind}",
-            "it stops trials at evaluation checkpoints, and the only one is at the end of the budget, "
-            f"env.max_frame={budget}",
+            "the pruner stops trials at evaluation checkpoints, but the only one is at the end of the "
+            f"budget, env.max_frame={budget}",
             f"meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
         )
     begins = {"n_startup_rows": (pruner.n_startup_rows or 0, rows)}
@@ -102,7 +102,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
         raise InputError.contradiction(
             f"meta.max_session={sessions}",
             "search/pruner=wilcoxon",
-            "it compares trials seed by seed, and with so few sessions no p-value can be below "
+            "the pruner compares trials seed by seed, and with so few sessions no p-value can be below "
             f"search.pruner.p_threshold={pruner.p_threshold:g}",
             f"meta.max_session={pruner.fewest_sessions} or more, or search/pruner=asha",
         )

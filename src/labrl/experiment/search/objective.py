@@ -14,12 +14,12 @@ from labrl.run.tables import final_return
 from labrl.types import INFO
 
 Curve = Mapping[int, Mapping[str, float]]
-"""Columns of one session's evaluation checkpoints that contain numbers, by frame in order."""
+"""Numeric columns of one session's evaluation checkpoints, by frame in ascending order."""
 
 
 def read_curve(session: RunSession, measure: Measure) -> Curve:
-    """Return the evaluation checkpoints of a session that have a return and the column of `measure`, if it
-    has one.
+    """Return the evaluation checkpoints of a session that have a return and, if `measure` is an `info`
+    column, a number in that column.
 
     There is no return before the end of the first episode.
     """
@@ -67,7 +67,8 @@ def trial_value(
 def intermediate_values(
     folder: Path, measure: Measure, num_sessions: int, random_return: float = 0.0
 ) -> dict[int, float]:
-    """Return the mean of the measure over the sessions by frame, up to the frame that all have reached.
+    """Return, by frame, the mean of the measure over the sessions, up to the frame that all sessions have
+    reached.
 
     A session that was stopped early by its evaluations keeps its last value.
     """

@@ -31,14 +31,14 @@ Direction = Literal["minimize", "maximize"]
 
 @dataclass(kw_only=True)
 class Confirm:
-    """The best trials run again on held-out seeds."""
+    """Options of the confirmation, which runs the best trials again on fresh seeds."""
 
     top: PositiveInt
     """Number of best trials to confirm, >= 1."""
     sessions: PositiveInt
-    """Fresh seeds for each confirmed configuration, >= 1."""
+    """Number of fresh seeds for each confirmed configuration, >= 1."""
     default: bool
-    """Whether the configuration without any searched value runs on the fresh seeds, too."""
+    """Whether the configuration without any searched value also runs on the fresh seeds."""
 
 
 @dataclass(kw_only=True)
@@ -46,17 +46,17 @@ class SearchConfig:
     """Options of `hydra/sweeper=optuna`; a single trial ignores them."""
 
     space: dict[str, str]
-    """Hydra's sweep syntax by key, such as `agent.lr: tag(log, interval(1e-5, 1e-2))`."""
+    """Ranges in Hydra's sweep syntax, by key, such as `agent.lr: tag(log, interval(1e-5, 1e-2))`."""
     objective: Measure
-    """What is searched for. The mean over a trial's sessions counts."""
+    """Measure that the search optimizes: its mean over a trial's sessions."""
     pruner: Pruner
-    """Stops unpromising trials at their evaluation checkpoints."""
+    """Pruner, which stops unpromising trials at their evaluation checkpoints."""
     confirm: Confirm | None
     """Confirmation of the best trials on fresh seeds; null: none."""
     max_failure_rate: Probability
     """Fraction of trials that may fail before the search ends, in [0, 1]."""
     retries: NonNegativeInt
-    """Number of times that a trial whose process died continues from its checkpoint, >= 0."""
+    """Maximum number of times that a trial continues from its checkpoint after its process has died, >= 0."""
 
 
 @dataclass(kw_only=True)
@@ -74,7 +74,7 @@ class Settings:
     n_trials: PositiveInt
     """Total number of trials, over all machines and resumes, >= 1."""
     n_jobs: PositiveInt | None
-    """Number of trials at the same time, >= 1; null: as many as there is room for."""
+    """Number of trials that run at the same time, >= 1; null: as many as there is room for."""
     max_failure_rate: Probability
     """Fraction of the trials that may fail, in [0, 1]."""
     params: dict[str, Any] | None

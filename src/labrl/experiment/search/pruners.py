@@ -1,7 +1,8 @@
 """Pruners: which trials a search stops early, and their options (`search.pruner`).
 
 Optuna's pruners read the study while it changes, and some write to it while they decide, so that a process
-killed in between could decide differently the second time. These decide from the reports alone.
+killed in between could decide differently the second time. The pruners of this module decide from the reports
+alone.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ TwoOrMore = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 """An integer of at least 2."""
 
 STARTUP = ((12, 5, 3), (50, 3, 2), (math.inf, 0, 1))
-"""Defaults of `n_startup_trials` and `n_startup_rows` for searches of fewer trials than the first number.
+"""Triples of a number of trials, and the defaults of `n_startup_trials` and `n_startup_rows` for searches of
+fewer trials than this number.
 
-In a small search each trial counts, and the first ones have few others to be compared with. In a large one,
-many run at the same time, so that waiting for the first to finish would let all of these run to the end."""
+In a small search, every trial matters, and the first trials have few others to be compared with. In a large
+search, many trials run at the same time, and all of them would run to the end if pruning had to wait for the
+first to finish."""
 
 
 History = Mapping[int, float]
-"""Values that one trial or session has reported, by frame. Those of a trial are the means over its
+"""Values that one trial or session has reported, by frame. The values of a trial are the means over its
 sessions."""
 
 
@@ -45,32 +48,34 @@ class Reports(NamedTuple):
     """
 
     number: int
-    """Number of that trial."""
+    """Number of the trial that has just reported."""
     histories: Mapping[int, History]
-    """Histories of all trials by number. That of a trial with several sessions is empty until all have
-    reported."""
+    """Histories of all trials by number. The history of a trial with several sessions is empty until all its
+    sessions have reported."""
     full: int
     """Number of trials that have used up their budget."""
     total: int
     """Number of trials of the search."""
     budget: int
-    """Budget of a session, frames."""
+    """Budget of a session in frames."""
     study: str
     """Name of the study."""
     sessions: Sequence[History] = ()
-    """Histories of the sessions of that trial; empty for pruners that do not compare sessions."""
+    """Histories of the sessions of the trial that has just reported; empty for pruners that do not compare
+    sessions."""
     best: Sequence[History] = ()
-    """Histories of the sessions of the best finished trial; likewise."""
+    """Histories of the sessions of the best finished trial; empty for pruners that do not compare
+    sessions."""
 
     @property
     def own(self) -> History:
-        """The history of that trial."""
+        """The history of the trial that has just reported."""
         return self.histories.get(self.number, {})
 
 
 @dataclass(kw_only=True)
 class NoPruner:
-    """Every trial plays its whole budget."""
+    """No pruning: every trial uses its complete budget."""
 
     kind: Literal["none"]
     """Name of the pruner."""
@@ -82,14 +87,14 @@ class NoPruner:
 
 @dataclass(kw_only=True)
 class StartingPruner(ABC):
-    """Base class of pruners, which begin to stop trials when there is enough to compare."""
+    """Base class of pruners, which begin to stop trials once there are enough results to compare."""
 
     n_startup_trials: NonNegativeInt | None
-    """Trials that must have finished before any is stopped, >= 0; null: 5 in a search of fewer than 12
-    trials, 3 in one of fewer than 50, otherwise 0."""
+    """Number of trials that must have finished before any trial is stopped, >= 0; null: 5 in a search of
+    fewer than 12 trials, 3 in a search of fewer than 50 trials, otherwise 0."""
     n_startup_rows: PositiveInt | None
-    """Evaluation rows that a trial must have before it may be stopped, >= 1; null: 3 in a search of fewer
-    than 12 trials, 2 in one of fewer than 50, otherwise 1."""
+    """Number of evaluation rows that a trial must have before it may be stopped, >= 1; null: 3 in a search of
+    fewer than 12 trials, 2 in a search of fewer than 50 trials, otherwise 1."""
 
     def startup(self, total: int) -> tuple[int, int]:
         """Return the number of trials and of rows before which no trial is stopped.
@@ -109,13 +114,13 @@ class StartingPruner(ABC):
     def _loses(self, reports: Reports, rows: int) -> bool:
         """Return whether the trial that has just reported is worse than others before the end of its budget.
 
-        rows: number of rows that it must have.
+        rows: number of rows below which the trial is not stopped.
         """
 
 
 @dataclass(kw_only=True)
 class MedianPruner(StartingPruner):
-    """Stop a trial whose best value so far is worse than the median of the others at the same frame."""
+    """Stop a trial whose best value so far is worse than the median of the other trials at the same frame."""
 
     kind: Literal["median"]
     """Name of the pruner."""
@@ -133,26 +138,26 @@ class MedianPruner(StartingPruner):
 
 @dataclass(kw_only=True)
 class Halving(StartingPruner):
-    """Successive halving, with rungs at the first report after so many frames.
+    """Successive halving. A rung is the first report of a trial after a certain number of frames.
 
     Of n trials that have reached a rung so far, the best n // reduction_factor continue, but at least one.
     """
 
     grace_period: PositiveInt | None
-    """Frames before which no trial is stopped, for hyperband in the bracket that stops trials earliest, >= 1;
-    null: a ninth of the budget, which leaves two rungs with a factor of 3."""
+    """Number of frames before which no trial is stopped, >= 1; for hyperband, in the bracket that stops
+    trials earliest. null: a ninth of the budget, which leaves two rungs with a reduction factor of 3."""
     reduction_factor: TwoOrMore
-    """One in this many trials continues after each rung; for hyperband also the ratio of the brackets' grace
-    periods, >= 2."""
+    """Factor by which each rung reduces the number of trials, >= 2; for hyperband also the ratio of the
+    brackets' grace periods."""
 
     def first_rung(self, budget: int) -> int:
-        """Return the frame before which no trial is stopped. budget: frames of a session."""
+        """Return the frame before which no trial is stopped. budget: budget of a session in frames."""
         return self.grace_period or max(1, budget // 9)
 
     def _loses_at(self, rung: int, reports: Reports, rivals: Iterable[History], rows: int) -> bool:
         """Return whether the trial that has just reported loses at one of the rungs that it has just reached.
 
-        rung: frame of the first rung; rivals: histories, including its own.
+        rung: frame of the first rung; rivals: histories of trials to compare with, including the trial's own.
         """
         own, all_of_them = reports.own, list(rivals)
         frames = sorted(own)
@@ -175,7 +180,7 @@ class AshaPruner(Halving):
     """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934).
 
     A trial that reaches `grace_period * reduction_factor ** k` frames continues if it is among the best
-    1 / reduction_factor of those that have got there so far.
+    fraction 1 / reduction_factor of the trials that have reached that frame so far.
     """
 
     kind: Literal["asha"]
@@ -213,22 +218,22 @@ class HyperbandPruner(Halving):
 
 @dataclass(kw_only=True)
 class WilcoxonPruner(StartingPruner):
-    """Stop a trial that is worse than the best finished one in a signed-rank test over seeds, as Optuna's
-    WilcoxonPruner decides.
+    """Stop a trial that is worse than the best finished trial in a signed-rank test over seeds, like Optuna's
+    WilcoxonPruner.
 
     The steps of Optuna's pruner are the seeds: session k of the trial is compared with session k of the best
-    one, at the latest frame that all sessions of the trial have reported.
+    trial, at the latest frame that all sessions of the trial have reported.
     """
 
     kind: Literal["wilcoxon"]
     """Name of the pruner."""
     p_threshold: Fraction
-    """p-value below which a trial counts as worse, in (0, 1]. As the test is repeated at every row, the
-    probability of stopping a trial that is as good as the best one is larger."""
+    """p-value below which a trial counts as worse, in (0, 1]. Because the test is repeated at every row, a
+    trial that is as good as the best one is stopped with a probability above this threshold."""
 
     @property
     def fewest_sessions(self) -> int:
-        """The smallest number of sessions whose signed-rank test can be below the threshold.
+        """The smallest number of sessions with which the p-value of the test can be below the threshold.
 
         With n sessions, the smallest p-value is 1 / 2 ** n.
         """
@@ -256,7 +261,7 @@ class WilcoxonPruner(StartingPruner):
 
 
 def _of_earlier_version(node: Any) -> Any:
-    """Return options with the names of this version, so that runs of earlier ones can be read."""
+    """Return options with the names of this version, so that runs of earlier versions can be read."""
     earlier = ({"kind", "startup_trials", "warmup"}, {"kind", "grace_period", "reduction_factor"})
     if not isinstance(node, Mapping) or set(node) not in earlier:
         return node

@@ -102,7 +102,7 @@ class NumberedSampler(BaseSampler):
             why = f"{self.name} cannot be created: {why}"
             raise InputError.about("hydra.sweeper.sampler", why, code=code) from error
         if isinstance(made, NSGAIISampler | NSGAIIISampler):
-            why = f"{type(made).__name__} is for several objectives, and a search has one"
+            why = f"{type(made).__name__} is for several objectives, but a search has one"
             raise InputError.unsupported("hydra.sweeper.sampler", why, "hydra/sweeper/sampler=tpe")
         assert isinstance(made, BaseSampler)
         return made

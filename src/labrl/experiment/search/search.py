@@ -1,10 +1,10 @@
 """A search on this machine: its trials, the confirmation of the best ones, and its results.
 
-The confirmation runs the best trials on seeds that the search has not used, to rule out luck. All of it is
-the entry `confirm` of `experiment.json`: the fresh `seeds`, and `candidates`, each with the number of its
-`trial` (null for the configuration without any searched value), its `params`, its values in the search
-(`searched`), the frame at which it was `pruned` there, if it was, its run `folders`, one for each seed, and
-then its `values` there by objective.
+The confirmation runs the best trials on seeds that the search has not used, to rule out luck. It is recorded
+as the entry `confirm` of `experiment.json`, with the fresh `seeds` and the `candidates`. Each candidate has
+the number of its `trial` (null for the configuration without any searched value), its `params`, its values in
+the search (`searched`), the frame at which the search `pruned` it (if it did), its run `folders`, one for
+each seed, and, after these runs, their `values` by objective.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STATUS: dict[TrialState, TrialStatus] = {
 }
 
 RECORD_SECONDS = 1.0
-"""Between two updates of `experiment.json`, which takes longer the more trials there are."""
+"""Seconds between two updates of `experiment.json`. An update takes longer the more trials there are."""
 
 
 class Search(RetryingQueue):
@@ -79,15 +79,15 @@ class Search(RetryingQueue):
         self._gave_up = False
         self._broken: Exception | None = None
         self._seen: dict[Path, tuple[int, int]] = {}
-        """Size of the table of evaluations and last frame of each session that was answered."""
+        """Size of the evaluation table and last frame of each session that was answered, by its folder."""
         self._last_beat = self._last_record = time.monotonic()
 
     def run(self, launcher: TrialLauncher, confirm: Confirm | None) -> tuple[int, dict[str, Any] | None]:
         """Run all trials of the study, then confirm the best.
 
-        confirm: options of the confirmation; None: none. Returns the exit code, that of a signal or FAILED if
-        too many trials failed, and the confirmation, if this machine made it. Raises errors of the study's
-        storage after all trials have been saved and ended.
+        confirm: options of the confirmation; None: none. Returns the exit code (FAILED if too many trials
+        failed, or the code of a signal), and the confirmation; None if this machine did not make it. Raises
+        errors of the study's storage after all trials have been saved and ended.
         """
         interruption = self._interruption
         signals = interruption if launcher.traits.apart else nullcontext()
@@ -134,8 +134,8 @@ class Search(RetryingQueue):
         self._say_end(task.number)
 
     def tick(self, running: Collection[Task]) -> None:
-        """Answer the sessions that have evaluated, and record the status of the trials and give a heartbeat,
-        each when it is due. Raises errors of the study's storage."""
+        """Answer the sessions that have evaluated. When this is due, also record the status of the trials and
+        give a heartbeat. Raises errors of the study's storage."""
         if self._broken is not None:
             raise self._broken
         for task in running:
@@ -165,7 +165,7 @@ class Search(RetryingQueue):
         self._last_record = time.monotonic()
 
     def _say_end(self, number: int) -> None:
-        """Print a line about a trial that has ended. Give up if too many have failed."""
+        """Print a line about a trial that has ended. Give up if too many trials have failed."""
         trials = self.study.trials()
         trial, best = trials[number], self.study.best()
         done = sum(one.state.is_finished() for one in trials)
@@ -208,7 +208,7 @@ class Search(RetryingQueue):
             f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
             + (
-                f"; {', '.join(pruned)} pruned in the search, because only {len(best)} finished"
+                f"; includes the pruned {', '.join(pruned)}, because only {len(best)} finished"
                 if pruned
                 else ""
             )
@@ -236,7 +236,7 @@ class Search(RetryingQueue):
         return None if interruption.requested else confirmed(entry, home, study.plan)
 
     def _answer(self, number: int, session: Path) -> None:
-        """Tell a session of a trial whether to stop, if it has evaluated since the last time."""
+        """Tell a session of a trial whether to stop, if it has evaluated since the last answer."""
         folder, (size, frame) = RunSession(session), self._seen.get(session, (0, -1))
         try:
             now = folder.eval_csv.stat().st_size
@@ -334,11 +334,11 @@ class ConfirmingRuns(RetryingQueue):
 
 
 def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any]:
-    """Return the entry with the results of the runs.
+    """Return the entry `confirm` with the results of its runs.
 
-    Each candidate gets its `values`, a list of one for each run or null for an unfinished one, and their
-    `mean`, null if a run did not finish. `winner` is the trial with the best mean, and `held` whether it was
-    also the best one in the search.
+    Each candidate gets its `values`, a list with the value of each run (null for an unfinished run), and
+    their `mean` (null if a run did not finish). `winner` is the trial with the best mean, and `held` tells
+    whether this was also the best trial in the search.
     """
     candidates = []
     for one in entry["candidates"]:
@@ -366,9 +366,9 @@ def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any
 def conclude(
     search: Search, storage: StudyStorage, code: int, confirmation: dict[str, Any] | None, report: bool
 ) -> int:
-    """Write and print the results. Returns the exit code of the command.
+    """Write and print the results of the search. Return the exit code of the command.
 
-    code, confirmation: what `Search.run` returned; report: whether to make a report.
+    code, confirmation: results of `Search.run`; report: whether to make a report.
     """
     study, experiment = search.study, search.experiment
     search.record()
@@ -424,8 +424,8 @@ def break_off(experiment: Experiment, storage: StudyStorage, error: Exception) -
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
     """Print the best configuration, and write it to `experiment/best.yaml` and Hydra's file of results.
 
-    This is the default if it is better than the trials on the fresh seeds. told: the summary of the search.
-    Returns the entry for `experiment.json`, in which `trial` is null for the default.
+    The best configuration is the default if that is better than the trials on the fresh seeds. told: summary
+    of the search. Returns the entry for `experiment.json`, in which `trial` is null for the default.
     """
     trials, home, best = search.study.best(), search.experiment.path, found.confirmed_best
     first = trials[0]

@@ -46,7 +46,7 @@ class Space:
     fixed: list[str]
     """Overrides of the command line that all trials share, in order."""
     written: dict[str, str] = field(default_factory=dict)
-    """Ranges as typed, by key, for messages."""
+    """Ranges by key as the user wrote them, for messages."""
 
     @classmethod
     def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], overrides: Sequence[str]) -> Space:
@@ -77,7 +77,7 @@ class Space:
             fix = "search=ppo, or the range of a key, such as 'agent.lr=tag(log, interval(1e-5, 1e-2))'"
             raise InputError.missing("search", "there is nothing to search", fix)
         if "seed" in searched:
-            why = "a seed cannot be searched, because the result of a lucky one does not carry over to others"
+            why = "a seed cannot be searched, because a lucky result does not carry over to other seeds"
             fix = "meta.max_session=<number of seeds> to score each trial by its mean over several seeds"
             raise InputError.about(written["seed"], why, fix, code="unsupported", key="seed")
         distributions = {name: one for name, one, _ in searched.values()}
@@ -110,12 +110,12 @@ class Space:
         if isinstance(distribution, FloatDistribution) and distribution.step is not None:
             count = round((distribution.high - distribution.low) / distribution.step) + 1
             return [distribution.low + index * distribution.step for index in range(count)]
-        why, fix = "the grid sampler needs single values", f"{key}=choice(...) or {key}=range(...)"
+        why, fix = "the grid sampler needs a finite set of values", f"{key}=choice(...) or {key}=range(...)"
         raise InputError.about(self.written[key], why, fix, code="unsupported", key=key_of(key))
 
 
 def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
-    """Return the key and the distribution of an override with a range, None for any other override."""
+    """Return the key and the distribution of an override with a range; None for any other override."""
     try:
         searched, _, _ = create_params_from_overrides([override])
     except OverrideParseException as error:
@@ -131,7 +131,7 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
         if "log" in why and "low" in why:
             why = "a range on a logarithmic scale must begin above 0"
         elif ("low" in why and "high" in why) or "at least one value" in why:
-            why = "the range is empty: its first end must be smaller than the second"
+            why = "the range is empty: its lower end must be less than its upper end"
         raise InputError.about(override, why, code="range", key=key_of(override)) from error
     return next(iter(searched.items()), None)
 
@@ -167,23 +167,25 @@ class Recipe:
 
     space: Space
     choices: Mapping[str, str]
-    """The option of each group that every trial has, whether typed or not."""
+    """The option of each group in all trials, whether or not it is set on the command line."""
     how: list[str]
     """Overrides for how a trial of a search is run, which do not affect learning."""
     config_dir: str | None = None
-    """A folder with a user's own groups."""
+    """Folder with the user's own groups."""
 
     def compose(self, params: Mapping[str, Any], *more: str) -> DictConfig:
-        """Return the configuration with these values, and `more` overrides. Raises InputError."""
+        """Return the configuration with the values `params` and the overrides `more`. Raises InputError."""
         return compose([*self.configuration(params), *more], self.config_dir)
 
     def overrides(self, params: Mapping[str, Any], seed: int, max_session: int | None = None) -> list[str]:
-        """Return all overrides of the trial with these values; max_session: in place of the search's own."""
+        """Return all overrides of the trial with the values `params`. max_session: number of sessions in
+        place of that of the search."""
         overrides = [*self.configuration(params), *self.how, f"seed={seed}"]
         return overrides if max_session is None else [*overrides, f"meta.max_session={max_session}"]
 
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
-        """Return the overrides of a trial with these values, without those for how it is run."""
+        """Return the overrides of the trial with the values `params`, without those for how a trial is
+        run."""
         overrides = self.space.overrides(params)
         typed = set(map(key_of, overrides))
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
@@ -194,7 +196,7 @@ class Recipe:
         return [f"hydra.sweep.dir={quoted(str(folder.parent))}", f"hydra.sweep.subdir={quoted(folder.name)}"]
 
     def command(self, params: Mapping[str, Any]) -> str:
-        """Return the shell command of the trial with these values."""
+        """Return the shell command of the trial with the values `params`."""
         where = ["--config-dir", self.config_dir] if self.config_dir else []
         return shlex.join(["labrl", *where, *redact(self.configuration(params))])
 
@@ -223,7 +225,7 @@ class Recipe:
             *(f"# {line}" for line in told),
             f"# {self.command(params)}",
             *(
-                f"# to be typed, because a file cannot contain it: {shlex.quote(override)}"
+                f"# for the command line, because a file cannot contain it: {shlex.quote(override)}"
                 for override in left_out
             ),
         ]

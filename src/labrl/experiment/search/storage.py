@@ -24,7 +24,7 @@ from labrl.run.experiment import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120
-"""Longest wait for another process that writes to the SQLite file, seconds."""
+"""Longest wait for another process that writes to the SQLite file, in seconds."""
 
 
 class StudyStorage:
@@ -58,7 +58,7 @@ class StudyStorage:
         return redact(self.url)
 
     def lock(self, name: str) -> AbstractContextManager[Any]:
-        """Return the lock of the study `name`, which one process on all machines holds at a time."""
+        """Return the lock of the study `name`, which only one process of all machines can hold at a time."""
         if self._file is not None:
             return _file_lock(self._file.with_name(f"{self._file.name}.lock"))
         return self._database_lock(name)
@@ -115,7 +115,8 @@ class StudyStorage:
 def _file_lock(path: Path) -> Any:
     """Return a lock that the operating system releases if its process is killed.
 
-    Optuna's locks are files and links, which a killed process leaves behind, and others wait 30 seconds.
+    Optuna's own locks are files and links. A killed process leaves them behind, and other processes wait for
+    them for 30 seconds.
     """
     return FileLock(path, poll_interval=0.002, fallback_to_soft=False, preserve_lock_file=True)
 
@@ -129,5 +130,5 @@ def _in_url(path: Path) -> str:
 
 
 def silence() -> None:
-    """Let Optuna log only warnings, because a search prints its own messages."""
+    """Have Optuna log only warnings, because a search prints its own messages."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -45,8 +45,8 @@ CONFIRMS = "labrl:confirms"
 """Attribute of the study that names the machine which runs the confirmation."""
 
 SESSION = "labrl:session:"
-"""Start of the attributes of a finished trial with the values of each session by frame, which a pruner that
-compares sessions needs on every machine."""
+"""Prefix of the attributes of a finished trial that contain the values of each session by frame. A pruner
+that compares sessions needs them on every machine."""
 
 HEARTBEAT = 60.0
 """Seconds between two heartbeats of a machine."""
@@ -67,7 +67,7 @@ class Plan:
     total: int
     """Number of trials of the study, over all machines and resumes."""
     budget: int
-    """Budget of a session, frames."""
+    """Budget of a session in frames."""
     num_sessions: int
     """Number of sessions of a trial."""
     seed: int | None
@@ -77,7 +77,7 @@ class Plan:
     retries: int = 2
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that must be the same on other machines and in later commands."""
+        """Return the settings of the study that must be the same on every machine and in later commands."""
         return {
             "space": self.space.as_json(),
             # Keys that cannot change the result of a trial may differ, and so may secrets.
@@ -94,7 +94,7 @@ class Plan:
 
 
 def _by_key(overrides: Iterable[str]) -> list[str]:
-    """Return `overrides` sorted by key; those of one key keep their order."""
+    """Return `overrides` sorted by key; overrides of the same key keep their order."""
     return sorted(overrides, key=lambda override: split_override(override)[0])
 
 
@@ -107,14 +107,14 @@ class Assignment:
     folder: Path
     seed: int
     attempts: int = 0
-    """Number of times that its process has died."""
+    """Number of times that the process of the trial has died."""
 
 
 class Study:
     """An Optuna study with labrl's rules. Its methods may be called from several threads.
 
     Trials are assigned under a lock that all machines share, so that no trial is assigned twice, the total is
-    exact, and the values of a trial follow from those before it.
+    exact, and the values of a trial depend only on the trials before it.
     """
 
     def __init__(self, storage: StudyStorage, plan: Plan, sampler_node: dict[str, Any], home: Path) -> None:
@@ -162,7 +162,7 @@ class Study:
         return here if here.is_dir() else folder
 
     def is_complete(self) -> bool:
-        """Return whether every trial of the total has ended."""
+        """Return whether all trials of the study have been assigned and have ended."""
         trials = self.trials()
         return len(trials) >= self.total and all(trial.state.is_finished() for trial in trials)
 
@@ -220,7 +220,7 @@ class Study:
         return False
 
     def finish(self, number: int, folder: Path) -> str | None:
-        """Record the result of a finished trial. Return the error if it has none."""
+        """Record the result of a finished trial. Return an error if the trial has no result."""
         plan = self.plan
         self._mine.discard(number)
         if self.trials()[number].state.is_finished():
@@ -228,7 +228,7 @@ class Study:
         of_trial: Any = (folder, plan.measure, plan.num_sessions, plan.random_return)
         value = trial_value(*of_trial)
         if value is None:
-            error = "no whole episode ended within the budget, so there is nothing to compare"
+            error = "no episode ended within the budget, so there is nothing to compare"
             self.fail(number, error)
             return error
         trial_id, storage = self._trial_id(number), self._storage.optuna
@@ -270,12 +270,13 @@ class Study:
             return True
 
     def best(self) -> list[FrozenTrial]:
-        """Return complete trials, the best first."""
+        """Return the completed trials, the best first."""
         done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
         return sorted(done, key=lambda trial: (-self._sign * (trial.value or 0.0), trial.number))
 
     def best_pruned(self) -> list[FrozenTrial]:
-        """Return pruned trials with a value: those that got furthest first, of these the best first."""
+        """Return the pruned trials with a value, ordered by the frame that they reached (highest first), then
+        by value (best first)."""
         pruned = [trial for trial in self.trials() if trial.state == TrialState.PRUNED and trial.values]
         return sorted(
             pruned,
@@ -316,7 +317,8 @@ class Study:
     ) -> bool:
         """Return whether the pruner stops a trial.
 
-        frame: of the report that is judged; sessions: values of each session, if the pruner compares them.
+        frame: frame of the report that is judged; sessions: values of each session, if the pruner compares
+        them.
         """
         plan = self.plan
         histories = {
@@ -341,7 +343,7 @@ class Study:
         )
 
     def _signed(self, values: Mapping[int, float]) -> dict[int, float]:
-        """Return values of which larger ones are better."""
+        """Return the values with such a sign that larger values are better."""
         return {frame: self._sign * value for frame, value in values.items()}
 
     def _self(self) -> dict[str, Any]:
@@ -357,7 +359,8 @@ class Study:
 
 
 def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
-    """Return the facts that the first machine has stored. Raises InputError if the plan differs."""
+    """Return the settings of the study that the first machine has stored. Raises InputError if the plan
+    differs."""
     mine, name = plan.facts(), plan.name
     agreed = study.user_attrs.get(FACTS)
     if agreed is None:
@@ -379,7 +382,7 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
         )
         raise InputError.contradiction(
             f"hydra.sweeper.study_name={name}",
-            f"a study of this name in {storage}, which differs",
+            f"a study of this name in {storage} with other settings",
             f"{told}\nTo join that study, give the same values",
             "To create another one, leave out +resume, and set another hydra.sweeper.study_name if several "
             "studies share the storage",
@@ -388,7 +391,7 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
 
 
 def _differences(key: str, then: Any, now: Any) -> list[str]:
-    """Return a line for each difference between the stored and the present study."""
+    """Return a line for each difference between the stored study and the present one."""
     if isinstance(then, dict) and isinstance(now, dict):
         parts = [part for part in {**then, **now} if then.get(part) != now.get(part)]
         return [f"{part}: {_shown(then.get(part))} there, {_shown(now.get(part))} here" for part in parts]
