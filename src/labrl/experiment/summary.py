@@ -97,7 +97,7 @@ def _print_groups(
     names: dict[tuple[frozenset[str], str], str] = {}
     for record in records:
         own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
-        # A resume may have changed the order of overrides, or a coefficient in the middle of only some trials.
+        # A resume may have changed the order of overrides, or a coefficient during only some trials.
         run = Run(path / record.folder)
         changed = " ".join(
             key
