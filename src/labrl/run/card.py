@@ -46,8 +46,8 @@ class Card:
         return dict(self._facts)
 
     def choose_session(self, wanted: int | None, key: str = "session") -> Card:
-        """Return the policy itself. Raises InputError if `wanted` is neither None, 0 nor the session of the
-        policy."""
+        """Return the policy itself. Raises InputError unless `wanted` is None, 0 or the index of its
+        session."""
         if wanted not in (None, 0, self.index):
             raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only session {self.index}")
         return self

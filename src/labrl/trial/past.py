@@ -1,4 +1,4 @@
-"""An earlier run that is continued, repeated or forked: its configuration, edits, and contradictions."""
+"""An earlier run that is continued, repeated or forked, with edits of its configuration."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Screening:
             self._env = None
 
     def environment(self, episode: RecordedEpisode) -> Watched:
-        """Return the environment of an episode, made if needed. Raises InputError if it cannot render
+        """Return the environment of an episode, and make it if needed. Raises InputError if it cannot render
         images."""
         if self._env is None or self._made_of != episode.env:
             self.__exit__()

@@ -270,7 +270,7 @@ def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
 
 
 def _sessions_left(run: Run, config: TrialConfig) -> list[int]:
-    """Return the indices of the sessions that have not used up a budget."""
+    """Return the indices of the sessions that have not used up any of their budgets."""
 
     def is_done(session: RunSession) -> bool:
         result = session.read_result()

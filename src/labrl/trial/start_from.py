@@ -38,7 +38,7 @@ class Beginning:
     fit: Fit
 
     def facts(self) -> dict[str, Any]:
-        """Return the entries about these weights for the provenance of the run."""
+        """Return the entries about the initial weights for the provenance of the run."""
         sessions = {
             str(index): {"session": source.session, "frame": source.frame, "sha256": source.checksum}
             for index, (source, _) in self.sources.items()
