@@ -145,9 +145,11 @@ class Evidence:
         """The highest return that is still no better than random play, and a phrase for the source of this
         reference."""
         if self.baseline is not None:
-            return self.baseline.mean + 0.1 * (self.baseline.std or 0.0), "of the random policy"
+            return self.baseline.mean + 0.1 * (self.baseline.std or 0.0), "return of the random policy"
         returns = self.known("return_mean", updates=False)[1]
-        return float(returns[: max(len(returns) // 4, 1)].mean()), "in the first quarter of the rows"
+        return float(
+            returns[: max(len(returns) // 4, 1)].mean()
+        ), "mean return in the first quarter of the rows"
 
 
 Check = Callable[[Evidence], Seen | None]
@@ -215,7 +217,7 @@ def _few_updates(of: Evidence) -> Seen | None:
 
 @rule(
     "values constant",
-    "the network's outputs do not depend on its inputs: too large updates have saturated or killed its units",
+    "the network's outputs do not depend on its inputs: excessive updates have saturated or killed its units",
     "agent.lr*0.1",
     "agent.lr.max*0.1",
 )
@@ -246,7 +248,7 @@ def _no_better_than_random(of: Evidence) -> Seen | None:
         return None
     frames, _ = of.known("return_mean", updates=False)
     late = frames > 0.9 * frames[-1]
-    return (f"final return {number(of.final)}, not above that {name}, {number(limit)}", frames[late])
+    return (f"final return {number(of.final)}, not above {number(limit)} ({name})", frames[late])
 
 
 @rule(

@@ -28,7 +28,7 @@ def choose_mode(config: WandbConfig) -> tuple[Mode, str | None]:
     if config.tracker == "trackio" and config.mode != "disabled":
         if importlib.util.find_spec("trackio") is None:
             raise InputError.not_installed("wandb.tracker=trackio", "trackio", "trackio")
-        return "online", f"Trackio: project {config.project}; to look at it: trackio show"
+        return "online", f"Trackio: project {config.project}; view it with: trackio show"
     mode, why = config.mode, ""
     if mode == "auto" and (asked := _MODES.get(os.environ.get("WANDB_MODE") or _settings().get("mode", ""))):
         mode, why = asked, " (set in W&B's own settings)"

@@ -16,7 +16,7 @@ def _short(longest: int, forbidden: str = "") -> AfterValidator:
 
     def check(text: str) -> str:
         if not 1 <= len(text) <= longest or any(sign in text for sign in forbidden):
-            without = f", none of {' '.join(forbidden)}" if forbidden else ""
+            without = f" and none of {' '.join(forbidden)}" if forbidden else ""
             raise ValueError(f"must have 1 to {longest} characters{without}")
         return text
 

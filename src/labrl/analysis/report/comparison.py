@@ -353,7 +353,7 @@ def _warnings(
         where = f"{entry['env']}, " if len(statistics["envs"]) > 1 else ""
         yield from (f"{where}{warning}" for warning in entry["warnings"])
         if keys := ", ".join(entry["not_compared"]):
-            yield f"{where}in addition to keys from the command line, the groups differ in {keys}"
+            yield f"{where}in addition to the keys set on the command line, the groups differ in {keys}"
         said = [(warning, group["name"]) for group in entry["groups"] for warning in group["warnings"]]
         for warning, pairs in group_by_key(said, lambda pair: pair[0]).items():
             who = (
