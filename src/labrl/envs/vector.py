@@ -262,7 +262,7 @@ class VectorEnv:
         return lost
 
     def _load_episodes(self, state: Mapping[str, Any]) -> list[NDArray]:
-        """Load the seeds and indices of the current episodes. Return the actions of each, [length, *action]."""
+        """Load the seeds and indices of the current episodes. Return their actions, [length, *action]."""
         actions = [np.asarray(own) for own in state["actions"]]
         shape = self.action_space.shape or ()
         if len(actions) != self.num_envs or any(own.shape[1:] != shape for own in actions):

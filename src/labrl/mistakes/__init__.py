@@ -1,1 +1,1 @@
-"""Explanations of wrong command lines, with the probably intended ones."""
+"""Explanations of wrong command lines, with the command lines that were probably intended."""

@@ -45,10 +45,11 @@ REPLACED = {
 def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> None:
     """Raise InputError for overrides that Hydra accepts but ignores, or that break labrl's configuration.
 
-    These are `~preset`, which it accepts for some agents only; `~transforms/...`, which presets override; a
-    list of options of a group, of which it uses the last; loggers in `hydra.verbose` that no package has; a
-    search path, in which labrl does not look; a launcher or sweeper without keys; and, if `multirun` is
-    known, the folder of the other kind of run.
+    These overrides are: `~preset`, which Hydra accepts for some agents only; `~transforms/...`, which presets
+    override; a list of options of a group, of which Hydra uses the last; loggers in `hydra.verbose` that no
+    package has; a search path, in which labrl does not look; a launcher or sweeper that is not a group of
+    keys; and, if `multirun` is known, the folder for the other kind of run (`hydra.run.dir` for an
+    experiment, `hydra.sweep.dir` for a run).
     """
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
@@ -85,8 +86,9 @@ def _is_package(name: str) -> bool:
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise InputError if an argument is neither a flag with an allowed value, nor key=value or ~key.
 
-    The message has the command line without these arguments, and with what to type instead of those that are
-    known: commands and flags of other libraries (train, --env=pong), and options without their group (pong).
+    The message contains the corrected command line. In it, wrong arguments whose meaning is known are
+    replaced: commands and flags of other libraries (train, --env=pong), and options without their group
+    (pong).
     """
     wrong: list[str] = []
     line: list[str | None] = ["labrl"]
@@ -131,9 +133,9 @@ def _takes(flag: str, equals: str, value: str) -> bool:
 
 
 def _suggestion(name: str, value: str) -> str | None:
-    """Return what to type instead of an unknown flag or bare name, '' to leave it out, or None if unknown.
+    """Return what to type instead of an unknown flag or bare name: '' for nothing, None if unclear.
 
-    value: its value, or ''.
+    value: value of the flag, or ''.
     """
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not plain:

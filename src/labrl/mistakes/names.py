@@ -20,10 +20,10 @@ from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
 
 VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin", "trust")
-"""Arguments that are typed with a plus and are not keys."""
+"""Arguments that are written with a plus, such as `+resume=latest`, and are not keys."""
 
 SOME = 8
-"""Largest number of options or owners of a key that a message lists."""
+"""Maximum number of options, or of owners of a key, that a message lists."""
 
 
 # --- the groups of labrl ---
@@ -31,7 +31,7 @@ SOME = 8
 
 @cache
 def options_of(group: str) -> tuple[str, ...]:
-    """Return the options of a group; for `env`, those that need no further key."""
+    """Return the options of a group; for `env`, only those that need no further key."""
     if group == "env":
         return tuple(name for name, _, _ in environments())
     return tuple(sorted(file.stem for file in (config_folder() / group).glob("*.yaml")))
@@ -54,9 +54,9 @@ def _keys_in(group: str, option: str) -> frozenset[str]:
 
 
 def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
-    """Return the options with which `key` exists, such as agent=ppo or agent/target=polyak.
+    """Return the options that would make `key` exist, such as agent=ppo or agent/target=polyak.
 
-    known: keys of the composed configuration, whose parts may have other options.
+    known: keys of the composed configuration; a group below `agent` counts only if its key is among them.
     """
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):
@@ -71,9 +71,9 @@ def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
 def from_preset(
     mistakes: Sequence[LabrlError], preset: str, keys: Sequence[str], agent: str
 ) -> list[LabrlError]:
-    """Return the mistakes, with one for all unknown keys that a preset of labrl for other agents sets.
+    """Return the mistakes, with a single one for all unknown keys that a preset for another agent sets.
 
-    preset, agent: the options of these groups; keys: those that the preset sets.
+    preset, agent: chosen options of the groups `preset` and `agent`; keys: keys that the preset sets.
     """
     found = [one for one in mistakes if one.code == "unknown-key" and one.key in keys]
     if not found:
@@ -98,7 +98,7 @@ def agent_target(agent: str) -> str:
 
 
 def setting_of(key: str) -> str:
-    """Return what to type to set `key`, with an option if the key or its parent is a group."""
+    """Return what to type to set `key`, including `<group>=<option>` if the key or its parent is a group."""
     group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
     if (config_folder() / group).is_dir():
         return f"{group}=<option>"
@@ -107,7 +107,7 @@ def setting_of(key: str) -> str:
 
 
 def option_meant(key: str, value: Any) -> str:
-    """Return ` Did you mean <group>=<value>?` if `key` or a key above it is a group with this option."""
+    """Return ` Did you mean <group>=<value>?` if `key` or a key above it is a group with such an option."""
     parts = key.split(".") if isinstance(value, str) and value.isidentifier() else []
     for count in range(len(parts), 0, -1):
         group = "/".join(parts[:count])
@@ -133,7 +133,7 @@ def all_keys(cfg: DictConfig | Mapping[str, Any]) -> list[str]:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return names separated by commas, shortened if there are many."""
+    """Return the names separated by commas, or only the first SOME of them if there are more."""
     return ", ".join(names[:SOME]) + (" and others" if len(names) > SOME else "")
 
 
@@ -145,21 +145,21 @@ class OtherName:
     """A key of labrl that has another name in other libraries, as described in names.yaml."""
 
     key: str
-    """Empty if no key corresponds."""
+    """Key of labrl; empty if no key corresponds to the other name."""
     meaning: str
-    """Short description of the key, a noun phrase; without a key, the reason."""
+    """Short description of the key, as a noun phrase; without a key, the reason why there is none."""
     types: Mapping[str, str]
-    """Template of what to type for each library, or for '' if the meaning does not depend on it."""
+    """Template of what to type, by library; by '' if the meaning is the same in all libraries."""
     disable: str
     values: Mapping[str, str]
     example: str
 
     def typed(self, value: str) -> str:
-        """Return what to type instead of the other name with `value`, as in the first library."""
+        """Return what to type instead of the other name with `value`, in the first library's meaning."""
         return next(iter(self.typed_by_library(value).values()), "")
 
     def typed_by_library(self, value: str) -> dict[str, str]:
-        """Return what to type for each library, or for '' if the meaning does not depend on it."""
+        """Return what to type, by library; by '' if the meaning is the same in all libraries."""
         if self.key in ("agent", "env"):
             return {"": option_named(value) or choice_of(self.key, value)}
         if self.disable and value.lower() in ("false", "no", "none", "null", "0"):
@@ -195,7 +195,7 @@ class OtherName:
 
 
 def _numbers(text: str) -> list[str]:
-    """Return the numbers in a text, as they are written."""
+    """Return the numbers in a text, as strings in their original spelling."""
     return re.findall(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text)
 
 
@@ -208,7 +208,7 @@ def _content() -> dict[str, Any]:
 
 @cache
 def other_names() -> dict[str, list[OtherName]]:
-    """Return labrl's keys for each name in other libraries, the most likely one first."""
+    """Return a dict from names in other libraries to labrl's keys, most likely first."""
     found: dict[str, list[OtherName]] = {}
     for entry in _content()["keys"]:
         types = entry.get("type", "{key}={value}" if "key" in entry else {})
@@ -226,7 +226,7 @@ def other_names() -> dict[str, list[OtherName]]:
 
 
 def other_option(group: str, option: str) -> str:
-    """Return what to type for an option of a group in other libraries, or '' if it is not known."""
+    """Return what to type for an option of a group as named in other libraries, or '' if it is unknown."""
     options: dict[str, str] = _content()["options"].get(group, {})
     return options.get(option.lower().replace("-", "_"), "")
 
@@ -301,7 +301,7 @@ def option_named(name: str) -> str:
 
 
 def choice_of(group: str, value: str) -> str:
-    """Return group=option for an option as spelled in other libraries."""
+    """Return group=option for an option that is spelled as in another library."""
     if group == "env" and (found := env_of(value)):
         return found
     if found := other_option(group, value):

@@ -33,10 +33,11 @@ from labrl.mistakes.spelling import nearest, suggested
 
 
 def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) -> LabrlError:
-    """Return the error for overrides that Hydra, which must be initialized, refused with `error`.
+    """Return the error for overrides that Hydra refused with `error`. Hydra must be initialized.
 
-    It has a mistake for each override that cannot be read, or else for each key that does not exist. If there
-    are none, it explains the override that Hydra names. multirun: whether overrides may have several values.
+    The error has a mistake for each override that cannot be read, or otherwise for each key that does not
+    exist. If there are neither, it explains the override that Hydra names. multirun: whether overrides may
+    have several values.
     """
     if isinstance(error, LabrlError):
         return error
@@ -70,14 +71,14 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
 
 
 def _chosen(choice: Override) -> list[str]:
-    """Return an override for each option that a choice has, of which a grid has several."""
+    """Return an override for each option in the choice of a group. In a grid, a choice may have several."""
     if not choice.is_sweep_override() or isinstance(choice.value(), IntervalSweep):
         return [str(choice.input_line)]
     return [f"{choice.get_key_element()}={option}" for option in choice.sweep_string_iterator()]
 
 
 def _options(group: str, loader: ConfigLoader) -> list[str]:
-    """Return the options of a group, with those in folders, such as slm_lab/cartpole, at the end."""
+    """Return the options of a group. Options in folders, such as slm_lab/cartpole, come last."""
     options = loader.get_group_options(group)
     # The folders in these are the groups of their parts.
     if group not in ("agent", "search", "meta", "hydra"):
@@ -125,7 +126,7 @@ def _is_readable(override: str, parser: OverridesParser) -> bool:
 
 
 def _refused(error: Exception, among: Sequence[Override]) -> Override | None:
-    """Return the override that a message of Hydra names."""
+    """Return the override that Hydra's error message names; None if it is unclear."""
     named = [
         one for one in among if re.search(rf"(?<![\w./]){re.escape(one.key_or_group)}(?![\w/])", str(error))
     ]
@@ -188,7 +189,7 @@ def _wrong_choice(error: Exception, choices: Sequence[Override], loader: ConfigL
         fix = "To list the options, type labrl --help"
         return InputError.about(override, first_line(error), fix, code="unknown-option", key=group)
     elif owners:
-        why, fix = "the chosen options have no such part", f"It exists with {some(owners)}"
+        why, fix = "the chosen options have no such part", f"The part exists with {some(owners)}"
     else:
         why, fix = "no option of this group is selected yet", f"Write +{override.lstrip('+')}"
     return InputError.about(override, why, fix, code="unknown-key", key=group)
@@ -209,7 +210,7 @@ def _unknown_key(one: Override, cfg: DictConfig, known: Sequence[str], loader: C
 
 
 def _several_values(one: Override, cfg: DictConfig) -> InputError:
-    """Return the error for several values in a single trial, whose other options compose `cfg`."""
+    """Return the error for a key with several values in a single trial. cfg: its other configuration."""
     key, override = one.key_or_group, str(one.input_line)
     is_list = one.value_type == ValueType.SIMPLE_CHOICE_SWEEP and (
         is_of_user(key) or OmegaConf.is_list(OmegaConf.select(cfg, key, throw_on_resolution_failure=False))

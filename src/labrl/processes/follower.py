@@ -1,4 +1,4 @@
-"""Processes that follow a folder: they send a run to a dashboard, report on it, or measure a baseline."""
+"""Processes that read a run folder: they send the run to a dashboard, report on it, or measure a baseline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 class Follower:
     """A process that reads a run or an experiment on disk. Lines on its standard input tell it what to do.
 
-    Ctrl-C at the terminal does not reach it, because it is for the command, which waits for the process.
+    Ctrl-C at the terminal does not reach the process, but only the command, which waits for the process.
     """
 
     def __init__(
@@ -25,8 +25,8 @@ class Follower:
     ) -> None:
         """Start `python -m module arguments`. Raises OSError.
 
-        output: file to which its output is appended, None for `finish` to return it; variables: environment
-        variables in addition to those of this process.
+        output: file to which the process's output is appended, None if `finish` returns the output;
+        variables: environment variables in addition to those of the current process.
         """
         package = str(Path(__file__).parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -50,9 +50,9 @@ class Follower:
             self._process.stdin.flush()
 
     def finish(self, seconds: float | None = None) -> tuple[int, str, str]:
-        """Close its standard input and wait for its end. Return its exit code, its output and its errors.
+        """Close the process's standard input, wait for its end, and return its exit code, output and errors.
 
-        Raises TimeoutError if it still runs after `seconds`.
+        Raises TimeoutError if the process is still running after `seconds`.
         """
         try:
             output, errors = self._process.communicate(timeout=seconds)
@@ -61,6 +61,6 @@ class Follower:
         return self._process.returncode, output, errors
 
     def kill(self) -> None:
-        """End the process at once, unless it has ended."""
+        """Kill the process, unless it has ended."""
         self._process.kill()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""Helper processes of a session: workers with an environment each, an actor, an evaluator."""
+"""Helper processes of a session: workers with one environment each, an actor, an evaluator."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from labrl.processes.signals import (
 )
 
 LEAVE_SECONDS = 5.0
-"""Seconds that helper processes have to exit after their connection was closed, before they are killed."""
+"""Seconds between closing the connection to helper processes and killing those that have not exited."""
 
 _GONE = (EOFError, OSError, pickle.UnpicklingError)
 
 
 class HelperError(LostProcessError):
-    """A helper process failed, died or hangs. The cause is its traceback, if it sent one."""
+    """A helper process failed, died or hangs. The cause is the process's traceback, if it sent one."""
 
 
 class RemoteError(Exception):
@@ -47,7 +47,7 @@ class ParentEndedError(Exception):
 
 
 class Failure(NamedTuple):
-    """The last message of a process that failed."""
+    """The last message from a process that failed."""
 
     message: str
     traceback: str
@@ -56,8 +56,8 @@ class Failure(NamedTuple):
 class HelperProcess:
     """The session's handle of a helper process. Messages can be any object that can be pickled.
 
-    The process ignores the signals that stop a run, because the session saves first and then ends it. On
-    SIGUSR2, a process with a log writes its stack to it.
+    The process ignores the signals that stop a run, because the session first saves its state and then ends
+    the process. On SIGUSR2, a process with a log writes its stack to the log.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class HelperProcess:
     ) -> None:
         """Start a process that runs `work(parent, *arguments)`, where `parent` is its `ParentConnection`.
 
-        name: name of the process in messages; log: file for the stack; within: makes the context in which
-        the work is done; carried: the parts of the script, if they have been collected for several processes.
+        name: name of the process in messages; log: file for the process's stack; within: function that makes
+        the context manager in which `work` runs; carried: the parts of the script, if they were already
+        collected for several processes.
         """
         self.name = name
         self._log = log
@@ -100,7 +101,7 @@ class HelperProcess:
         raise self._ended()
 
     def has_message(self, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds` for a message or the end of the process. Return whether either has come."""
+        """Wait up to `seconds` for a message or the end of the process. Return whether one of them came."""
         return self._connection.poll(seconds)
 
     def receive(self) -> Any:
@@ -143,7 +144,7 @@ class HelperProcess:
 
 
 def close_all(helpers: Collection[HelperProcess]) -> None:
-    """End helper processes at the same time. Those that do not exit within LEAVE_SECONDS are killed."""
+    """End several helper processes at the same time. Kill those that do not exit within LEAVE_SECONDS."""
     for helper in helpers:
         helper._connection.close()  # Its next message or `receive` fails.
     left = {helper._process.sentinel: helper._process for helper in helpers}
@@ -171,7 +172,7 @@ class ParentConnection:
         self._next_look = 0.0
 
     def send(self, message: Any) -> None:
-        """Send the session a message. May be called from any thread."""
+        """Send a message to the session. May be called from any thread."""
         try:
             with self._sending:
                 _send(self._connection, message)
@@ -193,7 +194,7 @@ class ParentConnection:
             raise ParentEndedError from None
 
     def stopped(self) -> bool:
-        """Return False, or raise if the session has ended. Call it often while no message is expected."""
+        """Return False; raise ParentEndedError if the session has ended. Call it often during long work."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + 0.1
@@ -205,8 +206,8 @@ class ParentConnection:
 def _send(connection: Connection, message: Any) -> None:
     """Send a message by value.
 
-    `Connection.send` would put every tensor into shared memory and open a socket for it, which not every
-    machine has room for.
+    `Connection.send` would put every tensor into shared memory and open a socket for it, for which some
+    machines lack room.
     """
     connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
@@ -219,7 +220,7 @@ def _main(
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Run the helper process. carried: comes first, because it must be unpickled before `arguments`."""
+    """Run the helper process. `carried` comes first, because it must be unpickled before `arguments`."""
     ignore_signals()
     # Ends this process however the session's process ends, and whatever this one is doing.
     when_the_parent_ends(_leave)

@@ -1,4 +1,4 @@
-"""Standard streams that survive a closed pipe and a full disk, and messages about progress and errors."""
+"""Standard streams that survive closed pipes and full disks, and messages about progress and errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labrl.errors import LabrlError
 from labrl.processes.secrets import redact
 
 _doing = False
-"""Whether the last line of the terminal is one of `doing`."""
+"""Whether the last line on the terminal was written by `doing`."""
 
 
 def doing(what: str, early: bool = False) -> None:
     """Show what the program is doing on the terminal, in a line that the next output replaces.
 
-    Has an effect only within `steady_output`, which replaces the line, and not if a shell calls this program
-    to complete a command line. early: whether this is called just before entering `steady_output`.
+    This has an effect only within `steady_output`, which replaces the line, and not if a shell calls this
+    program to complete a command line. early: whether the call comes just before entering `steady_output`.
     """
     global _doing
     _clear()
@@ -54,7 +54,7 @@ class SteadyStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.refusal: OSError | None = None
-        """The error; None before an error, and if the reader has closed the pipe."""
+        """The first error of writing; None if there was none, or if the reader has closed the pipe."""
 
     def write(self, text: str) -> int:
         """Write `text`, or do nothing after an error. Returns the number of characters of `text`."""
@@ -118,7 +118,7 @@ def full_error() -> bool:
 
 
 def print_error(error: LabrlError, with_traceback: bool = False) -> int:
-    """Print the message of an error, with its traceback if wanted. Return the exit code."""
+    """Print the message of an error, after its traceback if requested. Return the exit code."""
     if with_traceback:
         print_traceback(error)
     print("\n".join(f"labrl: {line}" for line in redact(str(error)).splitlines()), file=sys.stderr)
@@ -132,9 +132,9 @@ def print_traceback(error: Exception) -> None:
 
 @contextlib.contextmanager
 def printing_to(path: Path | None) -> Iterator[None]:
-    """Append the output of this process and its children in this context to a file; None: do nothing.
+    """Context manager: append the output of this process and its children to a file; None: do nothing.
 
-    The standard streams become the file as well, because a panel may have replaced them.
+    Python's standard streams are also redirected to the file, because a panel may have replaced them.
     """
     if path is None:
         yield
@@ -160,7 +160,7 @@ def printing_to(path: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def labeled_output(label: str) -> Iterator[None]:
-    """Let each line of the output in this context begin with a label."""
+    """Context manager: begin each line of the output with a label."""
     streams = LabeledLines(sys.stdout), LabeledLines(sys.stderr)
     for stream in streams:
         stream.label = label
@@ -173,7 +173,7 @@ def labeled_output(label: str) -> Iterator[None]:
 
 
 class LabeledLines(io.TextIOBase):
-    """A stream that writes whole lines, each with the label of its trial, and is not a terminal."""
+    """A stream that writes complete lines, each with the label of its trial, and is not a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self.label = ""
@@ -185,7 +185,7 @@ class LabeledLines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write complete lines, and keep the rest. Return the number of characters."""
+        """Write the complete lines in `text`, and keep the rest. Return the number of characters."""
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
             labeled = (redact(f"{self.label}{line}") if line.strip() else "" for line in lines)
@@ -193,11 +193,11 @@ class LabeledLines(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream. An incomplete line waits for its end, or for `close`."""
+        """Flush the stream. An incomplete line is kept until its end is written or the stream is closed."""
         self._pass_on("")
 
     def close(self) -> None:
-        """Write an incomplete line."""
+        """Close the stream after writing an incomplete line, if there is one."""
         if self._begun:
             self.write("\n")
         super().close()

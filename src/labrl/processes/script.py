@@ -27,7 +27,8 @@ Dumps = Callable[[Any], bytes]
 def begin(caller: str) -> None:
     """Start a run: forget the names that earlier runs used. Raises InputError if `caller` runs by accident.
 
-    That is the case while a module is imported, by labrl or by a child process of the user's program.
+    It runs by accident if it is called because labrl imports a module that the configuration names, or
+    because a child process of the user's program imports the script.
     """
     fix = f'Put the call below `if __name__ == "{MAIN}":`'
     if being_imported:
@@ -46,22 +47,22 @@ def begin(caller: str) -> None:
 class Carried:
     """The parts of the script that a new process needs.
 
-    Pass it to the process before other arguments that refer to the script. Unpickling it sets the environment
-    variables, because a process forked from a server has those of the server's start, and names the secrets
-    to mask. It also defines the classes and functions of `__main__` that the configuration names, which are
-    pickled by value, and registers the environments that are registered in Gymnasium: by importing the
-    modules that have done so, and directly if the script has.
+    Pass it to the process before other arguments that refer to the script. Unpickling it in the new process
+    has these effects: It sets the environment variables, because a process forked from a server has those of
+    the server's start. It sets the secrets to mask. It defines the classes and functions of `__main__` that
+    the configuration names, which are pickled by value. It registers the environments that are registered in
+    Gymnasium, by importing the modules that registered them or, for those of the script, directly.
     """
 
     def __init__(self) -> None:
-        """Collect the parts.
+        """Collect the parts of the script.
 
-        Raises InputError if this process cannot start others, or if something cannot be pickled.
+        Raises InputError if this process cannot start other processes, or if a part cannot be pickled.
         """
         if multiprocessing.current_process().daemon:
             raise InputError(
-                "this run needs further processes, which a daemonic process, such as one of "
-                "multiprocessing.Pool, cannot start. Call labrl from a "
+                "this run needs further processes, but a daemonic process, such as a worker of "
+                "multiprocessing.Pool, cannot start them. Call labrl from a "
                 "concurrent.futures.ProcessPoolExecutor instead, or set meta.max_session=1 and "
                 "env.vectorization=sync.",
                 code="usage",
@@ -90,10 +91,11 @@ def _definitions(dumps: Dumps) -> bytes:
 
 
 def refuse_main(env_id: str | None, why: str) -> None:
-    """Raise InputError if the run uses definitions of the script or notebook, or an environment that it has
-    registered, which processes of sessions do not have.
+    """Raise InputError if the run uses definitions of the script or notebook, or an environment that the
+    script has registered. The processes of sessions do not have these.
 
-    env_id: id of the environment; why: why the run needs such processes, such as `meta.max_session=2`.
+    env_id: id of the environment; why: setting that makes such processes necessary, as in
+    `meta.max_session=2`.
     """
     names = sorted(used_of_main)
     if names or _homes().get(env_id or "") == MAIN:
@@ -115,13 +117,13 @@ def registering_modules() -> list[str]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what the process of a session needs besides the folder of its run, as plain data: secrets, and
-    where modules are found. None of it is ever written to a file."""
+    """Return what the process of a session needs besides its run folder, as plain data: the secrets, and the
+    places and names of modules. None of this is ever written to a file."""
     return {"secrets": dict(remembered), "path": sys.path, "modules": registering_modules()}
 
 
 def take_surroundings(given: Mapping[str, Any]) -> None:
-    """Take over the `surroundings` of another process."""
+    """Apply the `surroundings` of another process to this process."""
     remembered.update(given["secrets"])
     sys.path += [folder for folder in given["path"] if folder not in sys.path]
     take_registered(given["modules"])
@@ -135,7 +137,7 @@ def take_registered(modules: Iterable[str]) -> None:
 
 
 def _homes() -> dict[str, str]:
-    """Return the module of the environments that are registered in Gymnasium and are not part of it."""
+    """Return the module of each environment that is registered in Gymnasium but not part of it, by id."""
     gymnasium, homes = sys.modules.get("gymnasium"), {}
     for name, spec in {} if gymnasium is None else gymnasium.registry.items():
         module = inspect.getmodule(spec.entry_point)  # None if it is a name
@@ -146,7 +148,7 @@ def _homes() -> dict[str, str]:
 
 
 def _registered(dumps: Dumps) -> bytes:
-    """Return the environments that are registered in Gymnasium and are not part of it, and their modules."""
+    """Return, pickled, the environments registered in Gymnasium but not part of it, and their modules."""
     specs = {}
     for name in _homes():
         with contextlib.suppress(Exception):  # the new process will not know this environment

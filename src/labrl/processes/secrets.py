@@ -1,6 +1,6 @@
-"""Passwords and keys in configurations, commands and messages: masked wherever labrl records or prints them.
+"""Masking of passwords and API keys in configurations, commands and messages that labrl records or prints.
 
-A value is secret if it is the password of a URL, if its key or variable has a name such as WANDB_API_KEY,
+A value is secret if it is the password in a URL, if its key or variable has a name such as WANDB_API_KEY,
 token or db_password, or if it equals the value of an environment variable with such a name.
 """
 
@@ -18,10 +18,10 @@ from labrl.errors import InputError
 T = TypeVar("T")
 
 MASK = "***"
-"""What is recorded in place of a secret."""
+"""Text that is recorded in place of a secret."""
 
 ENV_SET = "hydra.job.env_set"
-"""Key of the environment variables that Hydra sets for trials, all of which count as secrets."""
+"""Key of the environment variables that Hydra sets for trials. All of their values count as secrets."""
 
 # Not `tokens`, which are often the parts of a text.
 _NOUNS = (
@@ -30,13 +30,13 @@ _NOUNS = (
 )
 _KEYS = ("api", "access", "secret", "private", "auth", "account", "encryption", "signing", "ssh")
 _PLACES = ("file", "path", "dir", "directory", "folder", "url", "uri", "name", "id", "env")
-"""Last words of names whose value says where a secret is or to whom it belongs."""
+"""Last words of names whose value tells where a secret is stored or whose secret it is."""
 
 _SHORTEST = 8
-"""Least number of characters of a secret that is also masked where it appears without its name."""
+"""Minimum number of characters of a secret that is masked even where it appears without its name."""
 
 remembered: dict[str, Any] = {}
-"""The values with secrets in the configurations that this process has used, by key."""
+"""Values that contain secrets in the configurations that this process has used, by key."""
 
 _sources: dict[str, str] = {}
 
@@ -75,8 +75,8 @@ _SECRET_FOLDER = r"\.(?:ssh|aws|gnupg|azure|kube|docker)|secrets|credentials"
 def is_secret(name: str) -> bool:
     """Return whether a key or an environment variable with this name holds a secret.
 
-    Words count as a whole: `access_token` and `HF_TOKEN` do, `max_tokens` and `target_entropy` do not. In
-    names of environment variables, which are in capitals, such a word may also be followed by others.
+    Only complete words count: `access_token` and `HF_TOKEN` name secrets, `max_tokens` and `target_entropy`
+    do not. In names of environment variables, which are in capitals, other words may follow such a word.
     """
     if ENV_SET in name or name.startswith("env_set"):
         return True
@@ -93,7 +93,7 @@ def is_secret(name: str) -> bool:
 
 
 def is_secret_file(path: str, committed: bool = False) -> bool:
-    """Return whether a file with this path probably holds secrets, to judge by its name and its folders.
+    """Return whether a file probably contains secrets, judging by its name and its folders.
 
     path: relative to the folder in question, with slashes; committed: whether the file is in a repository,
     where code is never secret.
@@ -120,10 +120,10 @@ def redact(content: T) -> T:
 
 
 def redact_diff(diff: str) -> str:
-    """Return a diff with MASK in place of passwords in URLs, and of secrets in the environment, that it adds.
+    """Return a diff whose added lines have MASK in place of passwords in URLs and of environment secrets.
 
-    Names do not count, because in code, `token = read()` contains no secret. Other lines are in the
-    repository, and `git apply` needs them.
+    Names of secrets do not count, because in code, `token = read()` contains no secret. Lines that are not
+    added are in the repository already, and `git apply` needs them.
     """
     known = _known()
     lines = diff.split("\n")
@@ -133,8 +133,9 @@ def redact_diff(diff: str) -> str:
 def restore(node: Any, key: str = "") -> Any:
     """Return plain data, whose key is `key`, with the secrets that MASK stands for.
 
-    They come from configurations that this function has seen before in this process, or from environment
-    variables, as named by `variable`. Raises InputError with a mistake for each secret that is in neither.
+    The secrets come from configurations that this function has seen before in this process, or from
+    environment variables with the names that `variable` returns. Raises InputError with a mistake for each
+    secret that is in neither.
     """
     missing: list[InputError] = []
     restored = _restored(node, key, _known(), is_secret(key), missing)
@@ -151,13 +152,13 @@ def variable(key: str) -> str:
 
 
 def note_typed(edits: Iterable[str]) -> None:
-    """Let `origins` name the secrets in these overrides, which were typed to continue a run."""
+    """Make `origins` name the secrets in `edits`, the overrides of the command that continues a run."""
     typed = [one.lstrip("+~").partition("=")[0] for one in edits if redact([one]) != [one]]
     _sources.update(dict.fromkeys(typed, "the command line"))
 
 
 def origins() -> list[str]:
-    """Return a line for each secret that `restore` or `note_typed` has found since the last call."""
+    """Return a line for each secret that `restore` or `note_typed` has found since the previous call."""
     found = dict(_sources)
     _sources.clear()
     return [
@@ -166,10 +167,10 @@ def origins() -> list[str]:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formatter of log records that masks secrets, also in tracebacks."""
+    """Formatter of log records that masks secrets, even in tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
+        """Return the text of a log record, without secrets."""
         return redact(super().format(record))
 
 
@@ -182,9 +183,9 @@ def _below(key: str, name: Any) -> str:
 def _restored(
     node: Any, key: str, known: re.Pattern[str] | None, hidden: bool, missing: list[InputError]
 ) -> Any:
-    """Return `node` with its secrets, and add those that are not known to `missing`.
+    """Return `node` with its secrets filled in, and add an error to `missing` for each unknown secret.
 
-    hidden: whether its key, or one above it, names a secret.
+    hidden: whether the key of `node`, or a key above it, names a secret.
     """
     if isinstance(node, Mapping):
         return {
@@ -207,13 +208,13 @@ def _restored(
         return os.environ[name]
     plus = "+" if key.startswith(ENV_SET) else ""
     why = f"{MASK} stands for a secret, which is not recorded"
-    fix = f"Set the environment variable {name} to the whole value, or type {plus}{key}=<value>"
+    fix = f"Set the environment variable {name} to the complete value, or type {plus}{key}=<value>"
     missing.append(InputError.about(f"{key}={node}", why, fix, code="missing"))
     return node
 
 
 def _known() -> re.Pattern[str] | None:
-    """Return a pattern of the secrets that the environment and earlier configurations name."""
+    """Return a pattern of the secrets in the environment and in earlier configurations; None if none."""
     named = (value for name, value in os.environ.items() if is_secret(name))
     # A variable may also name a file, or have a word as its value, which is no secret elsewhere.
     values = [value for value in named if not value.startswith("/") and not value.isalpha()]
@@ -230,7 +231,7 @@ def _pattern(values: frozenset[str]) -> re.Pattern[str]:
 
 
 def _redacted(content: Any, known: re.Pattern[str] | None, name: str = "", hidden: bool = False) -> Any:
-    """Return `content` without secrets. name: its key; hidden: whether a key above it names a secret."""
+    """Return `content` without secrets. name: key of `content`; hidden: whether a key names a secret."""
     if isinstance(content, str):
         if hidden and _hides(name, content):
             return MASK
@@ -248,7 +249,7 @@ def _redacted(content: Any, known: re.Pattern[str] | None, name: str = "", hidde
 
 
 def _redacted_item(item: Any, known: re.Pattern[str] | None, name: str, hidden: bool) -> Any:
-    """Return an item of a list, which may be an override; its value ends with the item."""
+    """Return an item of a list without secrets. If it is an override, its value extends to the item's end."""
     found = _override(item) if isinstance(item, str) and _hint(item) else None
     if found and is_secret(found[1]) and _hides(found[1], found[2]):
         variables = re.findall(r"[{,]\s*(\w+)\s*:", found[2]) if found[1] == ENV_SET else []
@@ -289,7 +290,7 @@ def _without_value(found: re.Match[str]) -> str:
 
 
 def _hides(name: str, value: str) -> bool:
-    """Return whether a value must be masked, given that its name is that of a secret."""
+    """Return whether a value must be masked, given that its name is the name of a secret."""
     if value.lower() in ("", "null", "none", "true", "false", "???", MASK):
         return False
     if _reference(value.strip("'\"")):

@@ -21,11 +21,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that stop a run: Ctrl-C, `kill`, SLURM's warning before a time limit, and a closed terminal."""
 
 SAVE = signal.SIGUSR2
-"""Signal upon which a run saves a checkpoint and goes on. Processes that cannot do this ignore it."""
+"""Signal upon which a run saves a checkpoint and continues. Processes that cannot do this ignore it."""
 
 SOCKET_FOLDER_BYTES = 70
-"""Longest path, in bytes, of a folder in which multiprocessing can create sockets. The system allows 104
-bytes for the path of a socket, of which multiprocessing needs 33."""
+"""Maximum length in bytes of the path of a folder in which multiprocessing can create sockets. The system
+allows 104 bytes for the path of a socket, of which multiprocessing needs 33."""
 
 
 def exit_code_of(number: int | None) -> int:
@@ -34,7 +34,7 @@ def exit_code_of(number: int | None) -> int:
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised for SIGNALS other than Ctrl-C, for which KeyboardInterrupt is raised."""
+    """Raised for SIGNALS except Ctrl-C, which raises KeyboardInterrupt itself."""
 
     exit_code = exit_code_of(None)
 
@@ -44,14 +44,14 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextlib.contextmanager
 def signals_leave(message: str = "") -> Iterator[None]:
-    """Context manager: let each of SIGNALS end the process at once unless it has another handler.
+    """Context manager: make each of SIGNALS that has no other handler end the process at once.
 
-    From now on, SAVE has no effect on this process and those that it starts, unless it has a handler.
+    From then on, if SAVE has no handler, it has no effect on this process and the processes that it starts.
 
-    Use this before there is anything to save. Raising an exception would not work during imports, because C
+    Use this while there is nothing to save yet. Raising an exception would not work during imports, because C
     extensions swallow it (PyTorch would continue without NumPy, pydantic would report a schema error).
 
-    message: line for standard error.
+    message: line that is written to standard error when a signal arrives.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -73,7 +73,7 @@ before_leaving: list[Callable[[], None]] = []
 
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """Context manager: let SIGNALS raise KeyboardInterrupt or Stopped unless they have another handler.
+    """Context manager: make those SIGNALS that have no other handler raise KeyboardInterrupt or Stopped.
 
     During an import, the exception is raised after the import. A second Ctrl-C ends the process at once.
     """
@@ -104,7 +104,7 @@ def signals_raise() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handling(handler: Handler) -> Iterator[None]:
-    """Handle SIGNALS with `handler` unless they have a handler that was not set here."""
+    """Handle with `handler` those SIGNALS that have no handler from outside this module."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -143,14 +143,14 @@ def signals_wait_in_children() -> Iterator[None]:
     """Context manager: start processes in which SIGNALS and SAVE are blocked until they call
     `take_signals` or `ignore_signals`.
 
-    A terminal sends Ctrl-C to every process; a closed terminal, or a cluster that ends a job, may do the
-    same with other signals. A process that is still importing would die with a traceback, and helper
-    processes must last until the session has saved. Signals are blocked rather than ignored, so that one
-    sent to this process meanwhile is not lost.
+    A terminal sends Ctrl-C to every process; a closed terminal, or a cluster that ends a job, may likewise
+    send other signals to all. A process that is still importing would die with a traceback, and helper
+    processes must live until the session has saved its state. Signals are blocked rather than ignored, so
+    that a signal sent to this process in the meantime is not lost.
 
-    These processes do not import `__main__`, which may train when imported. multiprocessing finds the file or
-    module to import in two attributes of the module. They are removed from a copy, so that code of the module
-    itself still sees them.
+    The started processes do not import `__main__`, which may train when imported. multiprocessing finds the
+    file or module to import in two attributes of `__main__`. They are removed from a copy of the module, so
+    that the module's own code still sees them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, SAVE))
     resource_tracker.ensure_running()  # it unblocks some signals when it starts
@@ -171,7 +171,7 @@ def signals_wait_in_children() -> Iterator[None]:
 def take_signals() -> None:
     """Unblock signals in this process, which was started within `signals_wait_in_children`.
 
-    Ctrl-C and SAVE are ignored until a handler is set, and the other signals end the process.
+    Ctrl-C and SAVE are ignored until a handler is set; the other signals end the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(SAVE, signal.SIG_IGN)
@@ -179,9 +179,9 @@ def take_signals() -> None:
 
 
 def find_place_for_sockets() -> bool:
-    """Make multiprocessing create its sockets in another folder if the path of TMPDIR is too long.
+    """Make multiprocessing create its sockets in another folder if the path in TMPDIR is too long.
 
-    Clusters set such paths. Returns whether there is a suitable folder.
+    Some clusters set long paths. Returns whether there is a suitable folder.
     """
     before = tempfile.tempdir
     try:
@@ -198,7 +198,7 @@ def find_place_for_sockets() -> bool:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGNALS and SAVE in this process. Programs that it starts react to them as usual."""
+    """Ignore SIGNALS and SAVE in this process. Programs that it starts react to these signals as usual."""
     for number in (*SIGNALS, SAVE):
         signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, SAVE))
@@ -209,7 +209,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def stop_when_orphaned() -> None:
-    """Send SIGTERM to this process when its parent ends, so that it saves its state and ends."""
+    """Send SIGTERM to this process when its parent process ends, so that it saves its state and exits."""
     parent = os.getppid()
 
     def watch() -> None:

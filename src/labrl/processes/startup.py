@@ -1,4 +1,4 @@
-"""What a process of a run does before it imports anything slow."""
+"""Settings that a process of a run makes before it imports anything slow."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from labrl.errors import InputError
 def let_threads_sleep() -> None:
     """Make OpenMP threads sleep sooner while they wait. Must be called before torch is imported.
 
-    By default they spin 300,000 times first, which beside other busy processes occupies a core that the
-    thread they wait for could use. With 10,000, SAC runs 2.6 times as fast there, and as fast as before
-    alone. A user's setting of OMP_WAIT_POLICY or GOMP_SPINCOUNT takes precedence.
+    By default, a waiting thread first spins 300,000 times. If other processes are busy, this occupies a core
+    that the awaited thread could use. With 10,000 spins, SAC runs 2.6 times as fast beside other processes,
+    and as fast as before alone. A user's setting of OMP_WAIT_POLICY or GOMP_SPINCOUNT takes precedence.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -31,8 +31,8 @@ _usual = gc.get_threshold()
 def collect_seldom() -> None:
     """Run the garbage collector rarely while a process starts.
 
-    Imports create 400,000 objects, none of which can be freed. Visiting them repeatedly takes 0.3 of 3
-    seconds.
+    Imports create 400,000 objects, none of which can be freed. Visiting them repeatedly takes 0.3 of the 3
+    seconds that a start takes.
     """
     gc.set_threshold(SELDOM)
 
@@ -65,5 +65,5 @@ def check_here() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        message = "the working directory has been deleted. Change to an existing one"
+        message = "the working directory has been deleted. Change to an existing directory"
         raise InputError(message, code="usage") from None
