@@ -37,17 +37,17 @@ class A2CConfig(PolicyConfig):
     """Options of A2C. Either `horizon` or `episodes` determines when to learn."""
 
     horizon: PositiveInt | None
-    """Agent steps of each environment in one update, t_max in the paper, >= 1."""
+    """Number of agent steps per environment in each update, t_max in the paper, >= 1."""
     episodes: PositiveInt | None
-    """Whole episodes in one update, over all environments, >= 1."""
+    """Number of whole episodes in each update, over all environments, >= 1."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]; 1: returns over the rest of the rollout, as in
     the paper; 0: one-step returns."""
     value_coef: NonNegativeFloat
     """Weight of half the squared error of the values, >= 0."""
     value_lr: NonNegativeSchedule | None
-    """Learning rate of the value network, >= 0, which then has a separate optimizer and gradient norm; null:
-    one optimizer for policy and values."""
+    """Learning rate, >= 0, of a separate optimizer for the value network, with separate gradient clipping;
+    null: one optimizer for policy and values."""
     normalize_advantage: bool
     """Whether advantages are scaled to mean 0 and standard deviation 1 in each update."""
 
@@ -64,17 +64,17 @@ class A2C(PolicyAgent):
     """Makes one update on each rollout and then discards it.
 
     The advantage of a step is R - V(s), where R is the sum of the discounted rewards until the end of the
-    rollout and of the discounted value of its last state; lambda below 1 mixes in shorter returns. Over whole
-    episodes, R is the full return. With a recurrent network, each rollout is one sequence: gradients reach
-    back to its first step, the recurrent state to the first step of the episode, as in the asynchronous
-    original (section 5.1).
+    rollout, plus the discounted value of the rollout's last state; lambda below 1 mixes in shorter returns.
+    If updates are made on whole episodes, R is the full return. With a recurrent network, each rollout is one
+    sequence: gradients reach back to the first step of the rollout, and the recurrent state reaches back to
+    the first step of the episode, as in the asynchronous original (section 5.1).
     """
 
     Config = A2CConfig
     NAME = "A2C"
     TRAITS = replace(PolicyAgent.TRAITS, data_parallel=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
-    """Means over the rows of an update."""
+    """Names of the statistics, which are means over the rows of an update."""
     _config: A2CConfig
 
     def __init__(
@@ -98,13 +98,13 @@ class A2C(PolicyAgent):
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raise InputError unless exactly one option determines when to learn, within the budget."""
+        """Raise InputError unless exactly one of `horizon` and `episodes` is set and the budget allows it."""
         if (config.horizon is None) == (config.episodes is None):
-            given = "neither of them" if config.horizon is None else "each of them"
+            given = "both are null" if config.horizon is None else "both are numbers"
             raise InputError.contradiction(
                 "agent.horizon",
                 "agent.episodes",
-                f"one of them determines when to learn, and the other must be null, but {given} is a number",
+                f"exactly one of them must be a number, which determines when to learn, but {given}",
                 "agent.horizon=5 agent.episodes=null, or agent.horizon=null agent.episodes=8",
             )
         if config.horizon is not None:
@@ -112,7 +112,7 @@ class A2C(PolicyAgent):
 
     @classmethod
     def check(cls, config: A2CConfig, spaces: Spaces) -> None:
-        """Raise InputError for options that have no meaning in the environment's spaces."""
+        """Raise InputError for options that do not fit the environment's spaces."""
         recurrent = check_policy(config, spaces, cls.NAME)
         if config.horizon is not None:
             check_room(config.horizon, spaces.observation, spaces.num_envs)
@@ -133,7 +133,7 @@ class A2C(PolicyAgent):
 
     @classmethod
     def for_rank(cls, config: A2CConfig, ranks: int) -> A2CConfig:
-        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
+        """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
         if config.episodes is not None:
             raise InputError.unsupported(
                 f"agent.episodes={config.episodes}",
@@ -144,7 +144,7 @@ class A2C(PolicyAgent):
         return config
 
     def learn(self) -> int:
-        """Make one update on a full rollout. Returns the number of optimizer updates."""
+        """Make one update if the rollout is full. Returns the number of optimizer updates."""
         if not self.rollout.full:
             return 0
         config, frame = self._config, self._clock.frame

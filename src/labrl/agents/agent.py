@@ -1,4 +1,4 @@
-"""The contract between an agent and the session that lets it act and learn."""
+"""Interface between an agent and the session that makes it act and learn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Options = TypeVar("Options")
 
 @dataclass(slots=True)
 class Observation:
-    """Transformed observations for `act`, with action masks and flags of episode starts."""
+    """Transformed observations for `act`, with action masks and episode-start flags."""
 
     array: NDArray
     """[num_envs, *obs]"""
@@ -44,33 +44,33 @@ class Observation:
 class Traits:
     """Capabilities of a class of agents besides acting, observing and learning.
 
-    A session calls the methods named by a trait only if the class declares the trait.
+    A session calls the methods that a trait names only if the class declares the trait.
     """
 
     actions: tuple[type[gym.Space[Any]], ...] = ()
-    """Classes of action spaces that it supports; () if only its method `check` knows."""
+    """Classes of action spaces that the agent supports; () if only the agent's method `check` knows them."""
     masks: bool = False
-    """Whether it respects the action masks of an environment."""
+    """Whether the agent respects the action masks of an environment."""
     greedy: bool = False
-    """Whether its policy has a best action, `greedy_action`."""
+    """Whether the agent's policy has a best action, which `greedy_action` returns."""
     policy_numbers: bool = False
-    """Whether it reports the numbers from which its actions are drawn, `policy_numbers`."""
+    """Whether the agent has `policy_numbers`, which returns the numbers from which actions are drawn."""
     exports: bool = False
-    """Whether its policy can be exported as one module, `actor`."""
+    """Whether the agent's policy can be exported as one module, which `actor` returns."""
     stochastic: bool = True
-    """Whether its policy draws actions, so that `actor(sampled=True)` is available."""
+    """Whether the agent's policy samples actions, so that `actor(sampled=True)` is available."""
     data_parallel: bool = False
-    """Whether several ranks of torchrun can train it together, with `for_rank`."""
+    """Whether several ranks of torchrun can train the agent together; `for_rank` divides its options."""
     learns_from_copies: bool = False
-    """Whether it can learn from the actions of a copy with older weights (off-policy learning), with
+    """Whether the agent can learn from the actions of a copy with older weights (off-policy learning), using
     `decision` and `adopt`."""
     shares_weights: bool = False
-    """Whether the sessions of a trial can share and train its `weights`."""
+    """Whether the sessions of a trial can share the agent's `weights` and train them together."""
     graphs: bool = False
-    """Whether its updates read and change only tensors that keep their places, so that a CUDA graph can
-    repeat them."""
+    """Whether the agent's updates read and change only tensors at fixed addresses, so that a CUDA graph can
+    repeat the updates."""
     wide: bool = False
-    """Whether it makes many updates of wide networks, which a GPU makes faster even without images."""
+    """Whether the agent makes many updates of wide networks, so that a GPU is faster even without images."""
     loss_is_mean: bool = True
     """Whether the gradient over a minibatch is the mean of the gradients over its halves."""
 
@@ -91,11 +91,11 @@ class Actor(nn.Module):
     def forward(
         self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return actions for the environment, the network outputs they were chosen from, and the next state.
+        """Return actions for the environment, the network outputs that determined them, and the next state.
 
-        inputs: in the network's layout, [batch, ...]; mask: valid actions, [batch, flags], None if all are;
-        state: recurrent state, [batch, state_size], None if there is none. Returns [batch, *action], [batch,
-        numbers] and [batch, state_size].
+        inputs: observations in the network's layout, [batch, ...]; mask: valid actions, [batch, flags], None
+        if all are valid; state: recurrent state, [batch, state_size], None if there is none. The results have
+        the shapes [batch, *action], [batch, numbers] and [batch, state_size].
         """
         raise NotImplementedError
 
@@ -121,23 +121,23 @@ class Agent(ABC):
     """
 
     NAME: ClassVar[str] = ""
-    """Name of the agent in messages; '' for the path of its class."""
+    """Name of the agent in messages; '' to use the path of its class."""
     TRAITS: ClassVar[Traits] = Traits()
     pauses: Pauses | None = None
     """Phases in which the environments are not played; None if there are none."""
 
     @classmethod  # noqa: B027 - may be left out
     def check_config(cls, config: Any, env: Any) -> None:
-        """Raise InputError if the options contradict those of the environment. Nothing is built yet."""
+        """Raise InputError if the options contradict the environment's. Called before anything is built."""
 
     @classmethod
     def fits(cls, space: gym.Space[Any]) -> bool:
-        """Return whether it supports an action space."""
+        """Return whether the agent supports an action space."""
         return isinstance(space, cls.TRAITS.actions)
 
     @classmethod  # noqa: B027 - may be left out
     def check(cls, config: Any, spaces: Spaces) -> None:
-        """Raise InputError for options and spaces that the agent does not support. Nothing is built yet."""
+        """Raise InputError for unsupported options and spaces. Called before anything is built."""
 
     @classmethod  # noqa: B027 - may be left out
     def check_shared(cls, config: Any) -> None:
@@ -145,7 +145,7 @@ class Agent(ABC):
 
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
-        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
+        """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
         return config
 
     @abstractmethod
@@ -187,14 +187,14 @@ class Agent(ABC):
         raise NotImplementedError
 
     def decision(self) -> dict[str, NDArray]:
-        """Return what the last `act` decided, to be sent to the learner's process. [num_envs, ...] each
+        """Return the results of the last `act`, to be sent to the learner's process. [num_envs, ...] each
 
-        This includes what only the agent knows, such as actions before their conversion and recurrent states.
+        They include values that only the agent knows, such as recurrent states and unconverted actions.
         """
         raise NotImplementedError
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Register the action of a remote copy at `observation`; `observe` receives its result next."""
+        """Register a remote copy's actions for `observation`; the next `observe` receives their outcome."""
         raise NotImplementedError
 
     @property
@@ -203,9 +203,10 @@ class Agent(ABC):
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
-        """Return the columns of a training row about learning: always the same keys, nan where unknown.
+        """Return the learning columns of a training row: always the same keys, nan where unknown.
 
-        It must not change the agent's state, because a run with a larger budget lacks the final row.
+        The call must not change the agent's state: it is made for the final row of a run, which a run with a
+        larger budget does not write.
         """
         return {}
 
@@ -214,21 +215,21 @@ class Agent(ABC):
         return {}
 
     def followers(self) -> dict[str, str]:
-        """Return the names of `modules` that follow another one, such as target networks, with its name.
+        """Return which modules follow another one, such as target networks: {name: name of the followed one}.
 
-        When weights are loaded from another run, they receive the weights of the module that they follow.
+        When weights are loaded from another run, a following module receives those of the followed module.
         """
         return {}
 
     def acting_modules(self) -> dict[str, nn.Module]:
-        """Return those of `modules` that choose actions.
+        """Return the entries of `modules` that choose actions.
 
-        A copy of the agent in another process acts with only these, the clock and the transforms.
+        A copy of the agent in another process acts with only these modules, the clock and the transforms.
         """
         return self.modules()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state of the agent, except its random streams."""
+        """Return the complete state of the agent, except its random streams."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - may be left out
@@ -239,7 +240,7 @@ class Agent(ABC):
 
 
 def agent_class(component: Component) -> type[Agent]:
-    """Return the class that `component` names, or `Agent`, without traits, if it names a function.
+    """Return the class that `component` names; if it names a function, `Agent`, which has no traits.
 
     Raises InputError for a class that is not derived from `Agent` or lacks a method.
     """
@@ -259,18 +260,18 @@ def divide_option(
 ) -> Options:
     """Return `options` for one rank, with option `name` divided by the number of ranks.
 
-    parent: key of the options; sequence_length: steps of a sequence. Raises InputError unless the number is a
-    multiple of the ranks times the sequence length.
+    parent: key of the options; sequence_length: number of steps in a sequence. Raises InputError unless the
+    option's value is a multiple of the number of ranks times the sequence length.
     """
     number, unit = vars(options)[name], ranks * sequence_length
     if number % unit:
-        sequences = f" times the {sequence_length} steps of a sequence" if sequence_length > 1 else ""
+        sequences = f" in sequences of {sequence_length} steps" if sequence_length > 1 else ""
         near = number // unit + 1 if sequence_length > 1 else max(number // unit, 1)
         raise InputError.value(
             f"{parent}.{name}",
             number,
-            f"be a multiple of {unit}, because it counts over all {ranks} ranks (torchrun's --nproc-per-node "
-            f"times --nnodes){sequences}",
+            f"be a multiple of {unit}, because it is divided among all {ranks} ranks (torchrun's "
+            f"--nproc-per-node times --nnodes){sequences}",
             fix=f"{parent}.{name}={near * unit}",
         )
     changed: Any = dataclasses.replace(options, **{name: number // ranks})  # type: ignore[type-var]
@@ -288,9 +289,9 @@ def no_agent(component: Component, why: str) -> InputError:
 
 
 def wrong_statistics(agent: Agent, where: str, names: Sequence[str], count: int) -> InputError:
-    """Return the error of a loss that returned more or fewer statistics than there are names for them.
+    """Return the error for a loss whose number of statistics differs from the number of their names.
 
-    where: attribute of the agent's class with the names; count: number of statistics.
+    where: attribute of the agent's class that holds the names; count: number of statistics returned.
     """
     kind = type(agent)
     return InputError.about(
@@ -306,7 +307,7 @@ class NonFiniteError(Exception):
 
     def __init__(self, term: str, frame: int) -> None:
         super().__init__(
-            f"{term} is not finite at frame {frame}. The last checkpoint before it is kept. "
+            f"{term} is not finite at frame {frame}. The last checkpoint before that frame is kept. "
             "Usual causes are a learning rate that is too high, rewards or observations of extreme size, and "
             "observations that are not finite (see the warning above)."
         )
@@ -315,7 +316,7 @@ class NonFiniteError(Exception):
 
 
 def check_finite(frame: int, terms: Mapping[str, float]) -> None:
-    """Raise NonFiniteError for the first of the terms that is not finite."""
+    """Raise NonFiniteError for the first term that is not finite."""
     for term, value in terms.items():
         if not math.isfinite(value):
             raise NonFiniteError(term, frame)

@@ -1,7 +1,7 @@
 """CrossQ (Bhatt et al., 2024, arXiv:1902.05605): SAC with batch renormalization and without target networks.
 
-The critics process (s, a) and (s', a') in one forward pass, so that the statistics of their normalization
-cover both. This keeps learning stable without a target network.
+The critics process (s, a) and (s', a') in one forward pass, so that their normalization statistics cover
+both. This keeps learning stable without a target network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CrossQConfig(SoftActorCriticConfig):
     """Options of CrossQ."""
 
     policy_delay: PositiveInt
-    """Updates of the critics for each update of policy and temperature, >= 1."""
+    """Number of critic updates per update of the policy and the temperature, >= 1."""
 
 
 class CrossQ(SAC):
@@ -35,7 +35,7 @@ class CrossQ(SAC):
 
     Config = CrossQConfig
     NAME = "crossq"
-    # Batches are normalized by their own statistics, which the parts of a batch would not share.
+    # Batches are normalized with their own statistics, which would differ between the parts of a batch.
     TRAITS = replace(SAC.TRAITS, loss_is_mean=False, data_parallel=False, graphs=False)
 
     def __init__(self, config: CrossQConfig, **runtime: Any) -> None:
@@ -45,18 +45,18 @@ class CrossQ(SAC):
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raise InputError for unsupported spaces, target entropies and minibatches."""
+        """Raise InputError for unsupported spaces, target entropies and batch sizes."""
         super().check(config, spaces)
         if config.batch_size < 2:
             raise InputError.value(
                 "agent.batch_size",
                 config.batch_size,
-                "be at least 2, because CrossQ normalizes by the mean and variance of a minibatch",
+                "be at least 2, because CrossQ normalizes with the mean and variance of a minibatch",
                 fix="agent.batch_size=256",
             )
 
     def update(self, batch: Transitions) -> Tensor:
-        """Make one update. The policy uses the statistics of the minibatch only while it learns."""
+        """Make one update. The policy normalizes with minibatch statistics only during its own update."""
         self._alpha = self._temperature.prepare()
         following, here = self.noisy(batch)
         rows = self.descend("critics", self.joint_loss, following)

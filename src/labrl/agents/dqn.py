@@ -2,8 +2,8 @@
 
 The extensions are double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.05952),
 n-step returns, C51 (arXiv:1707.06887), QR-DQN (arXiv:1710.10044), noisy networks (arXiv:1706.10295), and
-Rainbow (arXiv:1710.02298), which combines all except QR-DQN. They share one update, whose parts are selected
-in YAML. With a recurrent network, DQN learns from sequences, like R2D2 (Kapturowski et al., 2019).
+Rainbow (arXiv:1710.02298), which combines all except QR-DQN. All use the same update, whose parts are
+selected in YAML. With a recurrent network, DQN learns from sequences, like R2D2 (Kapturowski et al., 2019).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class DQNConfig(ExperienceConfig, ValuePolicyConfig):
     target: Component
     """Update of the target network."""
     double: bool
-    """Whether the online network chooses the next action, whose value the target network computes."""
+    """Whether the online network chooses the next action (double DQN); otherwise the target network does. In
+    both cases, the target network computes the action's value."""
 
 
 def td_loss(
@@ -70,10 +71,11 @@ def td_loss(
 ) -> tuple[Tensor, Tensor]:
     """Compute the weighted mean loss of Z(s, a) against r + gamma^n Z'(s', argmax over a' of E Z''(s', a')).
 
-    outputs: outputs of the online network Z for the actions taken, [n, outputs]; next_outputs: outputs of the
-    target network Z' after n steps; selector_outputs: outputs of the network Z'' that chooses the next
-    action, Z' or (double) Z, [n, actions, outputs] each; reward, discount, weight: [n]; next_mask: valid next
-    actions, [n, actions]. Returns the mean, and DQN.ROWS of each transition, [3, n].
+    outputs: outputs of the online network Z for the actions taken, [n, outputs]; next_outputs,
+    selector_outputs: outputs after n steps of the target network Z' and of the network Z'' that chooses the
+    next action (Z if `double`, otherwise Z'), [n, actions, outputs] each; reward, discount, weight: [n];
+    next_mask: valid next actions, [n, actions]. Returns the mean loss, and DQN.ROWS of each transition,
+    [3, n].
     """
     with torch.no_grad():
         expected = value.expected(selector_outputs)
@@ -89,9 +91,10 @@ def td_loss(
 class DQN(Agent):
     """Acts with its action values, stores transitions, and learns from minibatches of them.
 
-    With a recurrent network, each sequence is replayed from the state with which it was collected. The
-    burn-in updates the state without gradients, separately for both networks (R2D2, section 3). Not included
-    from R2D2 are rescaled values, the last action and reward as inputs, and multiple actors.
+    With a recurrent network, each sequence is replayed from the recurrent state with which it was collected.
+    The burn-in updates this state without gradients, separately for the online and the target network (R2D2,
+    section 3). Three parts of R2D2 are not included: rescaled values, the last action and reward as inputs,
+    and multiple actors.
     """
 
     Config = DQNConfig
@@ -107,9 +110,9 @@ class DQN(Agent):
         graphs=True,
     )
     ROWS = ("loss", "td_error", "q_mean")
-    """Statistics of each transition of a minibatch; td_error determines priorities."""
+    """Names of the statistics of each transition in a minibatch; td_error determines priorities."""
     AVERAGING = 0.01
-    """Weight of an update in the averages of a metrics row, which cover about 100 updates."""
+    """Weight of one update in the averages of a metrics row, so that they cover about 100 updates."""
 
     def __init__(
         self, config: DQNConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
@@ -158,12 +161,12 @@ class DQN(Agent):
 
     @classmethod
     def for_rank(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
+        """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
         learned = config.memory.config.learned if config.memory.load().TRAITS.sequences else 1
         return experience_for_rank(config, ranks, sequence_length=learned)
 
     def act(self, observation: Observation) -> NDArray:
-        """Choose valid exploring actions for the environments. [num_envs]"""
+        """Choose valid actions for the environments, with exploration. [num_envs]"""
         policy, self._observation, self._before = self._policy, observation, self._state
         self._action, self._state = policy.choose(
             policy.learner.layout(observation.array),
@@ -230,7 +233,7 @@ class DQN(Agent):
         return norm
 
     def loss(self, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute `td_loss` of transitions, with separate noise for three uses of networks."""
+        """Compute `td_loss` of transitions, with separate noise for each of the three network evaluations."""
         online, delayed, choosing = (None, None, None) if self._noise is None else self._noise
         with torch.no_grad():
             next_outputs = selector_outputs = self._target.forward_network(
@@ -245,7 +248,7 @@ class DQN(Agent):
         )
 
     def sequence_loss(self, network: QNetwork, batch: SequenceSample) -> tuple[Tensor, Tensor]:
-        """Compute `td_loss` of sequences after the burn-in, with separate noise for both networks."""
+        """Compute `td_loss` of sequences after their burn-in, with separate noise for each network."""
         online, delayed = (None, None) if self._noise is None else self._noise
         first = torch.from_numpy(batch.rows.begin[:-1, None]).to(batch.at.device)
         at, following = (batch.at + first).flatten(), (batch.following + first).flatten()
@@ -261,7 +264,7 @@ class DQN(Agent):
         )
 
     def _replay(self, network: Callable[..., Any], batch: SequenceSample, noise: Tensor | None) -> Tensor:
-        """Compute the outputs of the rows of sequences after their burn-in. [rows, actions, outputs]"""
+        """Compute the outputs for the rows of sequences that follow the burn-in. [rows, actions, outputs]"""
         state, before, rows = batch.state, batch.burn_in, batch.rows
         if len(before.observation):
             segments = Segments.of_rows(before.start, before.begin)
@@ -291,12 +294,12 @@ class DQN(Agent):
         return {"action": self._action, **({"state": self._before} if self._recurrent else {})}
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Adopt the actions of a copy at `observation`."""
+        """Register the actions that a copy of the agent chose for `observation`."""
         self._observation, self._action = observation, decision["action"]
         self._before = decision["state"] if self._recurrent else self._state
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over about 100 updates, the largest value of the last one, and coefficients.
+        """Return averages over about 100 updates, the last update's largest action value, and coefficients.
 
         Raises NonFiniteError.
         """
@@ -316,7 +319,7 @@ class DQN(Agent):
         return {"q_network": self._policy.network, "target": self._target.network}
 
     def followers(self) -> dict[str, str]:
-        """Return the target network with the name of the network that it follows."""
+        """Return a dict from the target network's name to the name of the network that it follows."""
         return {"target": "q_network"}
 
     def acting_modules(self) -> dict[str, nn.Module]:
@@ -324,7 +327,7 @@ class DQN(Agent):
         return {"q_network": self._policy.network}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, replay buffer, recurrent state, and averages of the next metrics row."""
+        """Return weights, optimizer, replay buffer, recurrent state, and averages for a metrics row."""
         return {
             **self._policy.learner.state_dict(),
             "target": self._target.network.state_dict(),

@@ -1,8 +1,9 @@
 """Implicit Q-learning, IQL (Kostrikov et al., 2022, arXiv:2110.06169), for offline data (`agent/offline`).
 
-IQL never evaluates actions that are not in the data. A network of state values follows an expectile of the
-values of the data's actions, near their maximum; the critics follow the state values; and the policy imitates
-the actions of the data, better ones more strongly. It can continue with transitions that it collects.
+IQL never evaluates actions that are not in the data. A state-value network learns an expectile of the
+values of the data's actions, which is near their maximum; the critics learn from the state values; and the
+policy imitates the actions of the data, better actions more strongly. Learning can continue with transitions
+that the agent collects.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class IQLConfig(ReplayActorCriticConfig):
     target: Component
     """Update of the target critics."""
     expectile: Expectile
-    """Expectile tau of Q over the data's actions to which V(s) regresses, in (0, 1); 0.5: the mean; close to
-    1: the maximum."""
+    """Expectile tau, in (0, 1), of the data's Q(s, a) that V(s) learns; 0.5: the mean; close to 1: nearly the
+    maximum."""
     inverse_temperature: NonNegativeFloat
     """Inverse temperature beta of the weighting by advantage, >= 0; 0: behavior cloning."""
     max_weight: PositiveFloat
@@ -63,7 +64,7 @@ def advantage_weight(advantage: Tensor, inverse_temperature: float, largest: flo
 
 
 class IQL(ReplayAgent):
-    """A policy, two critics with target networks, and a network of state values, algorithm 1."""
+    """A policy, two critics with target networks, and a state-value network, as in algorithm 1."""
 
     Config = IQLConfig
     NAME = "iql"
@@ -97,7 +98,7 @@ class IQL(ReplayAgent):
         self.targets = {"target": self._target}
 
     def update(self, batch: Transitions) -> Tensor:
-        """Make one update, algorithm 1. Returns the error of each row. [batch]"""
+        """Make one update (algorithm 1). Returns the error of each row of the minibatch. [batch]"""
         self.descend("value", self.value_loss, batch)
         self.descend("policy", self.policy_loss, batch)
         rows = self.descend("critics", self.critic_loss, batch)
@@ -105,7 +106,7 @@ class IQL(ReplayAgent):
         return rows[1]
 
     def value_loss(self, value: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the expectile loss towards min_i Q_i'(s, a), eq. 5."""
+        """Compute the expectile loss of V(s) with respect to min_i Q_i'(s, a), eq. 5."""
         found = value(batch.observation).squeeze(1)
         with torch.no_grad():
             wanted = self._data_value(batch)
@@ -113,7 +114,7 @@ class IQL(ReplayAgent):
         return losses.mean(), torch.stack((losses.detach().mean(), found.detach().mean()))
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the squared error of the target r + gamma^n V(s'), eq. 6."""
+        """Compute the squared error with respect to the target r + gamma^n V(s'), eq. 6."""
         with torch.no_grad():
             following = self._value.forward_network(batch.next_observation).squeeze(1)
             target = torch.addcmul(batch.reward, batch.discount, following)
@@ -133,12 +134,12 @@ class IQL(ReplayAgent):
         return loss, torch.stack((loss.detach(), weight.mean()))
 
     def _data_value(self, batch: Transitions) -> Tensor:
-        """Return the smaller target critic's value of the actions of a minibatch. [batch]"""
+        """Return the smaller of the target critics' values for the actions of a minibatch. [batch]"""
         values = self._target.forward_network(batch.observation, batch.action)
         return select_q(values, batch.action).amin(0)
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over about 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at the current frame."""
         return {**super().metrics(), **self.averages("value"), "weight_norm_value": self._value.weight_norm}
 
     def modules(self) -> dict[str, nn.Module]:
@@ -147,9 +148,10 @@ class IQL(ReplayAgent):
 
 
 class BoxPolicy(RescaledGaussian):
-    """A Gaussian over a box scaled to [-1, 1], with the tanh of a parameter as mean and limited deviation.
+    """A Gaussian over a box scaled to [-1, 1], with a limited standard deviation.
 
-    Actions of the data may lie at the bounds, where a squashed Gaussian has no density.
+    Its mean is the tanh of a parameter. Actions of the data may lie at the bounds, where a squashed Gaussian
+    has no density.
     """
 
     LOG_STD_RANGE = (-5.0, 2.0)
@@ -163,11 +165,11 @@ class BoxPolicy(RescaledGaussian):
         return self._box.random(count, generator)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return the mean, or draw an action. [n, size]"""
+        """Return the means, or draw actions if there is noise. [n, size]"""
         return super().sample_or_mode(self._limited(parameters), noise).clip(-1, 1).reshape(-1, self._size)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-density before the clipping, and the entropy. [batch] each"""
+        """Return the log-density of actions before clipping, and the entropy. [batch] each"""
         return super().log_prob_entropy(self._limited(parameters), action)
 
     def _limited(self, parameters: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The agents of labrl by name, and the agent of a configuration: what it can do, checks and building."""
+"""Labrl's agents by name, and the agent of a configuration: its capabilities, checks and construction."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def fitting_agents(space: gym.Space[Any]) -> list[str]:
 
 
 def check_actions(agent: str, space: gym.Space[Any]) -> None:
-    """Raise InputError, with the agents that fit, if `agent` (as in `agent=`) does not support `space`.
+    """Raise InputError, which names suitable agents, if `agent` (as in `agent=`) does not support `space`.
 
-    Agents of users, which have no such name, check the space themselves.
+    Agents of users, which have no name in `agent=`, check the space themselves.
     """
     kind = named_agents().get(agent)
     if kind is None or isinstance(space, kind.TRAITS.actions):
@@ -61,7 +61,7 @@ def check_actions(agent: str, space: gym.Space[Any]) -> None:
 
 
 def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
-    """Raise InputError, with the agents that support the action masks of environment `env`."""
+    """Raise InputError, which names agents that support the action masks of environment `env`."""
     fitting = [name for name in fitting_agents(space) if named_agents()[name].TRAITS.masks]
     others = ", ".join(f"agent={name}" for name in fitting)
     raise InputError.unsupported(
@@ -72,7 +72,7 @@ def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
 
 
 def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
-    """Build the agent of one of `ranks` ranks.
+    """Build the agent for one of `ranks` ranks.
 
     runtime: arguments that are known only at run time. Raises InputError if `component` does not make an
     agent, or if several ranks cannot train it.
@@ -85,7 +85,7 @@ def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
 
 
 def for_rank(component: Component, ranks: int) -> Component:
-    """Return the agent of one of `ranks` ranks. Raises InputError if several cannot train it together."""
+    """Return the agent for one of `ranks` ranks. Raises InputError if several ranks cannot train it."""
     if ranks == 1:
         return component
     kind = agent_class(component)
@@ -101,14 +101,14 @@ def for_rank(component: Component, ranks: int) -> Component:
 
 
 NOT_TRIED_ON_A_GPU = {"labrl.agents.parts.action_values.QuantileValue"}
-"""Parts whose recorded updates have been compared with the functions themselves only on the CPU."""
+"""Components whose recorded updates have been compared with unrecorded ones only on the CPU."""
 
 
 def why_not_recorded(config: TrialConfig) -> str:
     """Return why CUDA graphs may not repeat the updates of an agent; an empty string if they may.
 
-    A graph repeats operations without the code around them, so only code is trusted of which tests show that
-    it keeps everything that changes in tensors.
+    A graph repeats operations without the Python code around them, so code is trusted only if tests show that
+    everything it changes is in tensors.
     """
     targets = _targets_in(config.agent.plain())
     foreign = [target for target in targets if not target.startswith("labrl.")]
@@ -118,7 +118,7 @@ def why_not_recorded(config: TrialConfig) -> str:
     if foreign:
         return f"{foreign[0]} is not part of labrl"
     if untried:
-        return f"they were not tried with {untried[0]} on a GPU"
+        return f"they have not been tested with {untried[0]} on a GPU"
     return "" if agent_class(config.agent).TRAITS.graphs else f"{config.agent.target} does not support them"
 
 
@@ -156,8 +156,8 @@ def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) 
     if meta.gradient_noise and not agent.TRAITS.loss_is_mean:
         raise InputError.unsupported(
             "meta.gradient_noise=true",
-            f"gradients over half a minibatch and all of it are compared, but {target} normalizes by the "
-            "whole minibatch",
+            f"gradients over half of a minibatch and over all of it are compared, but {target} normalizes "
+            "over the minibatch",
             "meta.gradient_noise=false",
         )
     if meta.distributed and not agent.TRAITS.shares_weights:
@@ -170,6 +170,6 @@ def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) 
     if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
         raise InputError.unsupported(
             "meta.async_unroll",
-            f"{target} learns only from steps of its current weights",
+            f"{target} learns only from steps played with its current weights",
             "meta.async_unroll=null, or choose an agent with a replay buffer, such as agent=dqn or sac",
         )

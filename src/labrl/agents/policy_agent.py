@@ -48,7 +48,7 @@ CONTINUOUS = ("log_std_init", "action_bounds", "sde")
 """Options for continuous actions."""
 
 EPSILON = 1e-5
-"""Number added to the running variance of returns, which is 0 if all are equal."""
+"""Number added to the running variance of returns, because the variance is 0 if all returns are equal."""
 
 
 @dataclass(kw_only=True)
@@ -66,14 +66,16 @@ class PolicyConfig:
     entropy_coef: NonNegativeSchedule
     """Weight of the entropy bonus, >= 0."""
     max_grad_norm: PositiveFloat | None
-    """Largest Euclidean norm of a gradient, > 0; longer gradients are scaled down; null: no limit."""
+    """Maximum Euclidean norm of the gradient, > 0; gradients with a larger norm are scaled down; null: no
+    limit."""
     normalize_value: bool
-    """Whether the value network learns returns minus their running mean, divided by their running standard
-    deviation, so that `value_coef` and `value_clip_range` mean the same for rewards of any size."""
+    """Whether the value network learns returns that are normalized with their running mean and standard
+    deviation, so that `value_coef` and `value_clip_range` have the same effect for rewards of any size."""
     action_bounds: ActionBounds | None
     """Treatment of the bounds of continuous actions: clip (samples of a Gaussian are clipped to the bounds),
-    rescale (they are clipped to [-1, 1] and scaled to the bounds), squash (their tanh is scaled) or beta (the
-    policy is a Beta distribution between the bounds instead of a Gaussian); null: clip."""
+    rescale (samples are clipped to [-1, 1] and scaled to the bounds), squash (the tanh of samples is scaled
+    to the bounds) or beta (the policy is a Beta distribution between the bounds instead of a Gaussian); null:
+    clip."""
     self_imitation: Component | None
     """Additional learning from past steps whose return was higher than expected; null: none."""
     log_std_init: LogDeviation | None
@@ -101,11 +103,12 @@ class PolicyActor(Actor):
 
 
 class PolicyAgent(Agent):
-    """Draws actions from a stochastic policy, stores them in a rollout, and computes values of states.
+    """Draws actions from a stochastic policy, stores them in a rollout, and computes state values.
 
-    A derived agent creates the `rollout` and defines its loss and how it learns; nothing here calls these.
-    The state of a recurrent network is carried from step to step and is 0 at the start of an episode. A lost
-    life does not reset it, because earlier observations remain useful. Evaluation has a separate state.
+    A derived agent creates the `rollout` and defines its loss and the method `learn`; this class calls
+    neither. The state of a recurrent network is carried from step to step and is 0 at the start of an
+    episode. A lost life does not reset the state, because earlier observations remain useful. Evaluation has
+    a separate state.
     """
 
     TRAITS = Traits(
@@ -132,8 +135,8 @@ class PolicyAgent(Agent):
         has_value: bool = True,
         new_optimizer: Callable[[ActorCritic, FlatParameters], Optimizer] | None = None,
     ) -> None:
-        """has_value: whether state values are learned; new_optimizer: makes the optimizer, None to use the
-        optimizer of the configuration."""
+        """has_value: whether state values are learned; new_optimizer: function that makes the
+        optimizer; None: the optimizer of the configuration."""
         self._config, self._clock = config, clock
         self.distribution = distribution_for(
             spaces.action, self.NAME or type(self).__name__, config.action_bounds
@@ -192,12 +195,12 @@ class PolicyAgent(Agent):
 
     @classmethod
     def check_shared(cls, config: PolicyConfig) -> None:
-        """Raise InputError if values are scaled, since each session has its own statistics of returns."""
+        """Raise InputError if values are normalized: each session has its own statistics of returns."""
         if config.normalize_value:
             raise InputError.contradiction(
                 "agent.normalize_value=true",
                 "meta.distributed",
-                "sessions share weights, but each has statistics of its own returns",
+                "sessions share weights, but each session normalizes with the statistics of its own returns",
                 "agent.normalize_value=false",
             )
 
@@ -274,22 +277,22 @@ class PolicyAgent(Agent):
         return 1.0 if self._returns is None else math.sqrt(float(self._returns.variance) + EPSILON)
 
     def _unscaled(self, value: NDArray) -> NDArray:
-        """Return outputs of the value network as values. [n]"""
+        """Convert outputs of the value network to state values. [n]"""
         if self._returns is None:
             return value
         return (value * self._spread + float(self._returns.mean)).astype(np.float32)
 
     def descend(self, lr: float) -> float:
-        """Make one update with the current gradient. Returns its norm. Raises NonFiniteError."""
+        """Make one update with the current gradient. Returns the gradient's norm. Raises NonFiniteError."""
         norm = self.learner.step(lr)
         if not math.isfinite(norm):
             check_finite(self._clock.frame, {"grad_norm": norm})
         return norm
 
     def record(self, statistics: Tensor, grad_norm: float | Tensor) -> None:
-        """Keep the mean statistics of a rollout, and the norm of its gradient, for the next metrics row.
+        """Keep the mean statistics of a rollout, and the gradient norm, for the next metrics row.
 
-        Raises NonFiniteError, and InputError if there are more or fewer statistics than STATISTICS.
+        Raises NonFiniteError if a number is not finite, and InputError if STATISTICS has more or fewer names.
         """
         if len(statistics) != len(self.STATISTICS):
             raise wrong_statistics(self, "STATISTICS", self.STATISTICS, len(statistics))
@@ -326,7 +329,7 @@ class PolicyAgent(Agent):
 
     @property
     def lr(self) -> float:
-        """Learning rate at this frame."""
+        """Learning rate at the current frame."""
         return value_at(self._config.lr, self._clock.frame)
 
     @property
@@ -335,7 +338,7 @@ class PolicyAgent(Agent):
         return self.learner.flat
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the updates of the last rollout, and coefficients at this frame."""
+        """Return means over the updates of the last rollout, and coefficients at the current frame."""
         config, frame = self._config, self._clock.frame
         return {
             **self._describe(),
@@ -348,7 +351,7 @@ class PolicyAgent(Agent):
     def _describe(self) -> dict[str, float]:
         """Return the metrics, including statistics of the values and distributions of the last rollout.
 
-        These are computed on demand, because they take half as long as an update of a small network.
+        They are computed only on demand, because they take half as long as an update of a small network.
         """
         if self._learned_from is not None:
             *numbers, parameters = self._learned_from
@@ -379,7 +382,7 @@ class PolicyAgent(Agent):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, also in the middle of a rollout."""
+        """Restore a saved state, even one that was saved in the middle of a rollout."""
         self.learner.load_state_dict(state)
         self._state, self._next = state["state"], state["observation"]
         self._metrics, self._learned_from = dict(state["metrics"]), None
@@ -399,7 +402,7 @@ class PolicyAgent(Agent):
 
 
 def evaluate(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-    """Compute distribution parameters and values of a minibatch with gradients. [batch, ...] each"""
+    """Compute distribution parameters and values for a minibatch, with gradients. [batch, ...] each"""
     if minibatch.state.shape[1]:
         segments = Segments.of(minibatch.start)
         output = network(minibatch.observation, segments.states(minibatch.state), segments.lengths)
@@ -418,7 +421,7 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
     if recurrent and config.self_imitation is not None:
         raise InputError.unsupported(
             "agent.self_imitation",
-            "it learns from single steps, and a recurrent network learns from sequences",
+            "it learns from single steps, but a recurrent network learns from sequences",
             "agent/self_imitation=none",
         )
     for option in ("log_std_init", "sde"):
@@ -426,14 +429,14 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
             raise InputError.contradiction(
                 f"agent.{option}",
                 "agent.action_bounds=beta",
-                "it is for Gaussian policies",
+                "it applies only to Gaussian policies",
                 f"agent.{option}=null, or agent.action_bounds=rescale",
             )
     if config.sde is not None and config.log_std_init is not None:
         raise InputError.contradiction(
             "agent.log_std_init",
             "agent.sde",
-            "state-dependent exploration has its own, agent.sde.log_std_init",
+            "state-dependent exploration uses agent.sde.log_std_init instead",
             "agent.log_std_init=null",
         )
     if config.normalize_value and config.self_imitation is not None:
@@ -454,7 +457,7 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
 
 
 def refuse_self_imitation(part: object) -> None:
-    """Raise InputError for an agent with self-imitation; None if it has none."""
+    """Raise InputError if `part`, the agent's self-imitation, is not None."""
     if part is not None:
         raise InputError.unsupported(
             "agent.self_imitation",
@@ -465,7 +468,7 @@ def refuse_self_imitation(part: object) -> None:
 
 
 def normalize_advantages(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:
-    """Scale advantages, [n], to mean 0 and standard deviation 1 over all ranks, unless there is only one.
+    """Scale advantages, [n], to mean 0 and standard deviation 1 over all ranks; a single one is unchanged.
 
     ranks: None for a single rank.
     """

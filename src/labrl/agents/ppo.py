@@ -42,30 +42,32 @@ class PPOConfig(PolicyConfig):
     """Options of PPO; `entropy_coef` is c2 in eq. 9."""
 
     lr: AdaptiveSchedule  # type: ignore[assignment]  # wider than in other agents
-    """Learning rate, >= 0: a number, a schedule, or kind kl, which after each epoch adapts the rate to the
-    mean divergence of the new policy from the old one. On a GPU, an adapted rate waits for each epoch."""
+    """Learning rate, >= 0: a number, a schedule, or `kind: kl`, which adapts the rate after each epoch to the
+    mean divergence of the new policy from the old one. On a GPU, adapting the rate makes the CPU wait for the
+    end of each epoch."""
     horizon: PositiveInt
-    """Agent steps that each environment contributes to one rollout, >= 1."""
+    """Number of agent steps that each environment contributes to one rollout, >= 1."""
     epochs: PositiveInt
-    """Passes over each rollout, >= 1."""
+    """Number of passes over each rollout, >= 1."""
     batch_size: PositiveInt
-    """Steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
+    """Number of steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
     sequence_length: PositiveInt | None
-    """Consecutive steps of one environment through which a recurrent network propagates gradients, >= 1;
-    must divide horizon and batch_size; null: the whole horizon; null for networks that are not recurrent."""
+    """Number of consecutive steps of one environment through which a recurrent network propagates gradients,
+    >= 1; must divide horizon and batch_size; null: the entire horizon. It must be null for networks that are
+    not recurrent."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
     clip_range: ProbabilitySchedule
-    """Range of the probability ratio, epsilon in eq. 7, in [0, 1]."""
+    """Distance from 1 at which the probability ratio is clipped, epsilon in eq. 7, in [0, 1]."""
     value_clip_range: NonNegativeSchedule | None
-    """Largest change of a value in one update, >= 0; null: values are not clipped."""
+    """Distance from the old value at which a new value is clipped in the loss, >= 0; null: no clipping."""
     value_coef: NonNegativeFloat
     """Weight of the value loss, c1 in eq. 9, >= 0."""
     normalize_advantage: bool
     """Whether advantages are scaled to mean 0 and standard deviation 1 in each minibatch."""
     target_kl: PositiveFloat | None
-    """Early stopping: the remaining epochs are skipped once the mean KL divergence of the new policy from the
-    old one exceeds 1.5 times this, > 0, in nats; null: all epochs are made."""
+    """Limit for early stopping, > 0, in nats: the remaining epochs are skipped once the mean KL divergence of
+    the new policy from the old one exceeds 1.5 times this number; null: all epochs are made."""
 
 
 class _ClippedSurrogate(Fused):
@@ -84,16 +86,16 @@ class _ClippedSurrogate(Fused):
 clipped_surrogate: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _ClippedSurrogate.compute
 """The pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
 
-(ratios r, [batch]; advantages A, [batch]; eps) -> a scalar to be maximized. Its derivative by r is A / batch
-where r A is the minimum, and 0 elsewhere.
+(ratios r, [batch]; advantages A, [batch]; eps) -> a scalar to be maximized. Its derivative with respect to
+r is A / batch where r A is the minimum, and 0 elsewhere.
 """
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Any) -> Tensor:
     """Compute half the mean squared error of the value, or of the clipped value where that is worse.
 
-    The value is clipped near its old one, as in the first author's code (Engstrom et al., 2020,
-    arXiv:2005.12729, section 3).
+    The value is clipped to a range around its old value, as in the first author's code (Engstrom et al.,
+    2020, arXiv:2005.12729, section 3).
     value, old_value, target: [batch]; clip: largest change, a number or a scalar tensor, None for no limit.
     Returns a scalar to be minimized.
     """
@@ -106,16 +108,17 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Any) -> T
 class PPO(PolicyAgent):
     """Collects a rollout with one policy, then makes several epochs of minibatch updates on it.
 
-    With a recurrent network, an epoch visits whole sequences in random order, each from the state with which
-    it was collected. As in the authors' code, this state comes from the weights that collected the rollout.
-    It becomes stale over the epochs, but only slightly, because clipping keeps the policy close.
+    With a recurrent network, an epoch visits whole sequences in random order, each from the recurrent state
+    with which it was collected. As in the authors' code, this state was computed with the weights that
+    collected the rollout. It becomes stale over the epochs, but only slightly, because clipping keeps the new
+    policy close to the old one.
     """
 
     Config = PPOConfig
     NAME = "PPO"
     TRAITS = replace(PolicyAgent.TRAITS, data_parallel=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
-    """Means over the minibatches of a rollout."""
+    """Names of the statistics, which are means over the minibatches of a rollout."""
     _config: PPOConfig
 
     def __init__(
@@ -154,7 +157,7 @@ class PPO(PolicyAgent):
             raise InputError.value(
                 "agent.batch_size",
                 config.batch_size,
-                f"be a multiple of agent.sequence_length={length}, because it counts steps",
+                f"be a multiple of agent.sequence_length={length}, because a minibatch consists of sequences",
                 fix=f"agent.batch_size={-(-config.batch_size // length) * length}, or "
                 f"agent.sequence_length={math.gcd(config.batch_size, config.horizon)}",
                 code="contradiction",
@@ -171,7 +174,7 @@ class PPO(PolicyAgent):
             raise InputError.contradiction(
                 "agent.sequence_length",
                 f"agent.network.torso={config.network.torso.target}",
-                "it is for recurrent networks",
+                "it applies only to recurrent networks",
                 "agent.sequence_length=null, or agent/network=gru or lstm",
             )
         if recurrent and config.sequence_length is None and config.batch_size % config.horizon:
@@ -182,21 +185,21 @@ class PPO(PolicyAgent):
                 config.batch_size,
                 f"be a multiple of agent.horizon={config.horizon}, because with agent.sequence_length=null a "
                 "recurrent network learns from whole rollouts",
-                fix=f"{shorter}agent.batch_size={config.horizon}, or agent=recurrent_ppo, whose values suit "
-                "recurrent networks",
+                fix=f"{shorter}agent.batch_size={config.horizon}, or agent=recurrent_ppo, whose defaults "
+                "suit recurrent networks",
                 code="contradiction",
             )
 
     @classmethod
     def for_rank(cls, config: PPOConfig, ranks: int) -> PPOConfig:
-        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
+        """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
         refuse_self_imitation(config.self_imitation)
         recurrent = traits_of(config.network.torso).recurrent
         length = config.sequence_length or (config.horizon if recurrent else 1)
         return divide_option(config, "batch_size", ranks, sequence_length=length)
 
     def learn(self) -> int:
-        """Make epochs of minibatch updates on a full rollout. Returns the number of updates made."""
+        """Make several epochs of minibatch updates if the rollout is full. Returns the number of updates."""
         if not self.rollout.full:
             return 0
         config, learner, frame, lr = self._config, self.learner, self._clock.frame, self.lr
@@ -224,7 +227,7 @@ class PPO(PolicyAgent):
         return updates if self.imitation is None else updates + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a minibatch, to be minimized, a scalar, and the mean STATISTICS, [5]."""
+        """Compute the loss of a minibatch, a scalar to be minimized, and the mean STATISTICS, [5]."""
         parameters, value = evaluate(network, minibatch)
         log_prob, entropy = self.distribution.log_prob_entropy(parameters, minibatch.action)
         return self.objective(minibatch, log_prob, entropy, value)
@@ -235,8 +238,8 @@ class PPO(PolicyAgent):
         """Compute -L^CLIP + c1 L^VF - c2 S, the negative of eq. 9, and the mean STATISTICS.
 
         log_prob, entropy, value: log pi(a|s), S[pi](s) and V(s) of the policy that learns, [batch] each.
-        Returns a scalar to be minimized, and [5]. A derived agent adds its own term to the first result, and
-        the mean of the term to the second.
+        Returns the objective, a scalar to be minimized, and the statistics, [5]. A derived agent adds its own
+        term to the objective, and appends the mean of the term to the statistics.
         """
         log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()
@@ -254,22 +257,22 @@ class PPO(PolicyAgent):
 
     @property
     def lr(self) -> float:
-        """Learning rate at this frame."""
+        """Learning rate at the current frame."""
         return super().lr if self._adapted is None else self._adapted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the adapted learning rate and the one that it started from."""
+        """Return the state, including the adapted learning rate and its initial value."""
         lr = self._config.lr
         adapted = {"lr": [lr.rate, self._adapted]} if isinstance(lr, AdaptiveRate) else {}
         return {**super().state_dict(), **adapted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state. A rate that was typed for this resume replaces the adapted one."""
+        """Restore a saved state. A learning rate that was set for this resume replaces the adapted rate."""
         super().load_state_dict(state)
         lr, (start, now) = self._config.lr, state.get("lr", [None, None])
         if isinstance(lr, AdaptiveRate):
             self._adapted = now if lr.rate == start else lr.rate
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the updates of the last rollout, and coefficients at this frame."""
+        """Return means over the updates of the last rollout, and coefficients at the current frame."""
         return {**super().metrics(), "clip_range": value_at(self._config.clip_range, self._clock.frame)}

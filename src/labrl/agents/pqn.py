@@ -32,11 +32,11 @@ class PQNConfig(RolloutValuesConfig):
     """Options of PQN."""
 
     batch_size: PositiveInt
-    """Steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
+    """Number of steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
 
 
 class PQN(RolloutValuesAgent):
-    """Makes several epochs of minibatch updates of Q(s, a) towards the lambda-returns of each rollout.
+    """Makes several epochs of minibatch updates of Q(s, a) toward the lambda-returns of each rollout.
 
     G_t = r + gamma ((1 - lambda) max_a Q(s', a) + lambda G_{t+1}), truncated at the end of the rollout
     (algorithm 2). The maximum uses the weights before the update. Exploring actions do not cut the returns,
@@ -67,18 +67,18 @@ class PQN(RolloutValuesAgent):
 
     @classmethod
     def for_rank(cls, config: PQNConfig, ranks: int) -> PQNConfig:
-        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
+        """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
         return divide_option(config, "batch_size", ranks)
 
     def act(self, observation: Observation) -> NDArray:
-        """Choose valid exploring actions for the environments. [num_envs]"""
+        """Choose valid actions for the environments, with exploration. [num_envs]"""
         inputs = self._policy.learner.layout(observation.array)
         action, _ = self._policy.choose(inputs, observation.mask)
         self._rollout.add_action(inputs, action, mask=observation.mask)
         return self._policy.to_env(action)
 
     def learn(self) -> int:
-        """Make epochs of minibatch updates on a full rollout. Returns the number of updates made."""
+        """Make several epochs of minibatch updates if the rollout is full. Returns the number of updates."""
         if not self._rollout.full:
             return 0
         config, learner, frame, rollout = self._config, self._policy.learner, self._clock.frame, self._rollout
@@ -97,6 +97,6 @@ class PQN(RolloutValuesAgent):
         return updates
 
     def _best(self, observation: NDArray, mask: Masks) -> NDArray[np.float32]:
-        """Return the largest value among the valid actions. [n]"""
+        """Return the largest value among the valid actions of each row. [n]"""
         # Pass a tensor, so that targets use the same operations as the values that approach them.
         return self._policy.values(self._policy.learner.tensor(observation), mask)[0].max(1)

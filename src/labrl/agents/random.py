@@ -41,7 +41,7 @@ class RandomAgent(Agent):
 
     @classmethod
     def fits(cls, space: gym.Space[Any]) -> bool:
-        """Return whether it supports an action space, which needs bounds."""
+        """Return whether the agent supports an action space; a Box must have bounds."""
         return super().fits(space) and (not isinstance(space, gym.spaces.Box) or has_bounds(space))
 
     @classmethod
@@ -99,7 +99,7 @@ def uniform_actions(
 
 
 def check_uniform(space: gym.Space[Any], override: str) -> None:
-    """Raise InputError if `space` has no random actions. override: the `key=value` that requires them."""
+    """Raise InputError if `space` has no uniform distribution. override: `key=value` that requires one."""
     try:
         uniform_actions(space, 1, np.random.default_rng(0))
     except LabrlError as error:

@@ -23,9 +23,9 @@ class ReinforceConfig(PolicyConfig):
     """Options of REINFORCE."""
 
     episodes: PositiveInt
-    """Whole episodes in one update, over all environments, >= 1."""
+    """Number of whole episodes in each update, over all environments, >= 1."""
     baseline: Literal["none", "mean", "value"]
-    """Baseline subtracted from the returns: none, their mean over the update, or a learned value."""
+    """Baseline subtracted from returns: none, mean (of the returns in the update) or value (learned)."""
     value_coef: NonNegativeFloat | None
     """Weight of half the squared error of the values, >= 0, for baseline=value; null for other baselines."""
     normalize_advantage: bool
@@ -33,19 +33,19 @@ class ReinforceConfig(PolicyConfig):
 
 
 class Reinforce(PolicyAgent):
-    """Steps along the mean of (G_t - b) grad log pi(a_t|s_t) over a number of whole episodes.
+    """Steps along the mean of (G_t - b) grad log pi(a_t|s_t) over `episodes` whole episodes.
 
     G_t is the discounted sum of rewards from step t to the end of its episode (Sutton & Barto, 2018, section
     13.4, without the factor gamma^t, as is usual). If a time limit truncates an episode, a value baseline
     estimates the rest of its return; without one, the rest is missing. With several environments, an episode
-    that is unfinished at an update counts for the next one, as if the policy of that time had played all of
-    it. With env.num_envs=1 and agent.episodes=1, this is the algorithm of the textbook.
+    that is unfinished at an update counts toward the next update, as if the policy at that time had played
+    the entire episode. With env.num_envs=1 and agent.episodes=1, this is the algorithm of the textbook.
     """
 
     Config = ReinforceConfig
     NAME = "REINFORCE"
     STATISTICS = ("loss_policy", "loss_value", "entropy")
-    """Means over the rows of an update."""
+    """Names of the statistics, which are means over the rows of an update."""
     _config: ReinforceConfig
 
     def __init__(self, config: ReinforceConfig, **runtime: Any) -> None:
@@ -67,7 +67,7 @@ class Reinforce(PolicyAgent):
                 raise InputError.contradiction(
                     f"agent.network.{name}",
                     f"agent.baseline={config.baseline}",
-                    "it is for learned values",
+                    "it applies only to learned values",
                     "agent.baseline=value agent.value_coef=0.5",
                 )
         if (config.value_coef is None) == (config.baseline == "value"):
@@ -75,7 +75,7 @@ class Reinforce(PolicyAgent):
             raise InputError.contradiction(
                 f"agent.value_coef={given}",
                 f"agent.baseline={config.baseline}",
-                "it is the weight of learned values: a number for the baseline value, and null for any other",
+                "it weights the loss of learned values: a number for the baseline value, null for any other",
                 "agent.baseline=value agent.value_coef=0.5, or agent.baseline=mean agent.value_coef=null",
             )
         ways = {

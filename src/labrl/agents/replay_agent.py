@@ -45,7 +45,7 @@ from labrl.step import Step
 from labrl.types import NonNegativeSchedule, PositiveFloat
 
 AVERAGING = 0.01
-"""Weight of an update in the averages of statistics, which cover about 100 updates."""
+"""Weight of one update in the averages of statistics, so that they cover about 100 updates."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +53,7 @@ class ReplayActorCriticConfig(ExperienceConfig):
     """Options of all off-policy actor-critics."""
 
     network: PolicyAndCriticsConfig
-    """Policy and critics."""
+    """Networks of the policy and the critics."""
     optimizer: Component
     """Optimizer of the weights of policy and critics."""
     lr: NonNegativeSchedule
@@ -61,15 +61,15 @@ class ReplayActorCriticConfig(ExperienceConfig):
     critic_lr: NonNegativeSchedule | None
     """Learning rate of the critics, >= 0; null: the same as `lr`."""
     max_grad_norm: PositiveFloat | None
-    """Largest Euclidean norm of the gradients of the policy and of the critics, > 0; longer gradients are
-    scaled down; null: no limit."""
+    """Maximum Euclidean norm of the gradients of the policy and of the critics, > 0; gradients with a larger
+    norm are scaled down; null: no limit."""
 
 
 class ReplayActor(Actor):
-    """A policy network with the choice of actions from its outputs."""
+    """A policy network and a function that chooses actions from its outputs."""
 
     def __init__(self, network: PolicyNetwork, choose: Callable[[Tensor], Tensor]) -> None:
-        """choose: maps the network's outputs to actions for the environment, as tensors."""
+        """choose: function from the network's outputs to actions for the environment, as tensors."""
         super().__init__()
         self.network, self._choose = network, choose
         self.normalization: nn.Module | None = None
@@ -83,7 +83,7 @@ class ReplayActor(Actor):
     def forward(
         self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return actions, the network's outputs and no state."""
+        """Return actions, the network's outputs and the state, which is None."""
         outputs = mask_logits(self.network(inputs), mask)
         return self._choose(outputs), outputs, state
 
@@ -102,8 +102,8 @@ class ReplayAgent(Agent):
         learns_from_copies=True,
     )
     CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean")
-    """Statistics of each row that the loss of the critics returns, averaged over about 100 updates; td_error
-    determines priorities."""
+    """Names of the statistics of each row that the critics' loss returns. Metrics are averages over about 100
+    updates; td_error determines priorities."""
 
     def __init__(
         self,
@@ -120,7 +120,8 @@ class ReplayAgent(Agent):
         sde: StateDependentConfig | None = None,
     ) -> None:
         """critic_outputs: number of outputs of a critic for a continuous action; policy_statistics: names of
-        the means that the policy's loss returns; sde: state-dependent exploration, None for none."""
+        the means that the policy's loss returns; sde: options of state-dependent exploration; None:
+        no such exploration."""
         self._clock, self._ranks, self.actions = clock, compute.ranks, actions
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
         whole = not self.TRAITS.loss_is_mean
@@ -151,9 +152,9 @@ class ReplayAgent(Agent):
         self.policy_network = self.policy.forward_network
         """Function that computes the policy in the session's precision, for the loss of the critics."""
         self.frozen_critics = self.critics.accelerate(self.critics.frozen().eval())
-        """Function that computes the critics for the policy's loss, with gradients only for their inputs."""
+        """Function that computes the critics for the policy's loss, with gradients only for the inputs."""
         self.targets: dict[str, TargetNetwork[Any]] = {}
-        """Target networks by name, which the derived agent creates."""
+        """Target networks by name; the derived agent creates them."""
         num_masked = actions.num_parameters if spaces.masked else 0
         self.experience = Experience(
             config, spaces, clock, streams, compute, actions.stored, num_masked=num_masked
@@ -165,12 +166,12 @@ class ReplayAgent(Agent):
             "critics": (self.critics, critic_lr, (*self.CRITIC_STATISTICS, "grad_norm_critic")),
             "policy": (self.policy, config.lr, (*policy_statistics, "grad_norm_policy")),
         }
-        """Learners by name, with their learning rates and the names of their averages, the last of which is
+        """Learners by name, each with its learning rate and the names of its averages; the last average is
         the norm of the gradient."""
-        # Exponential averages by the name of their last statistic, numbers or a tensor.
+        # Exponential averages of each learner, numbers or a tensor, by the name of the last one.
         self._averages: dict[str, Any] = {}
-        self._weight: Any = AVERAGING  # of the next update in averages on a GPU
-        # What follows each update of a learner: the agent's own part, and the whole.
+        self._weight: Any = AVERAGING  # weight of the next update in averages on a GPU
+        # Functions that follow each update of a learner: the agent's own, and one that also averages.
         self._finish: dict[str, tuple[Any, Callable[[Tensor, Any], None]]] = {}
 
     @classmethod
@@ -180,7 +181,7 @@ class ReplayAgent(Agent):
 
     @classmethod
     def fits(cls, space: gym.Space[Any]) -> bool:
-        """Return whether it supports an action space; actions are scaled to the bounds of a box."""
+        """Return whether the agent supports an action space; a Box must have bounds and real numbers."""
         return super().fits(space) and (not isinstance(space, gym.spaces.Box) or BoxActions.fits(space))
 
     @classmethod
@@ -212,7 +213,7 @@ class ReplayAgent(Agent):
 
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
-        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
+        """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
         return experience_for_rank(config, ranks)
 
     def layout(self, observation: NDArray) -> Any:
@@ -220,7 +221,7 @@ class ReplayAgent(Agent):
         return self.policy.layout(observation)
 
     def act(self, observation: Observation) -> NDArray:
-        """Draw actions from the policy, or random actions at the start. [num_envs, ...]"""
+        """Draw actions from the policy, or uniformly random ones at the start. [num_envs, ...]"""
         count, mask, stream = len(observation.array), observation.mask, self.policy_stream
         if self.experience.acts_at_random:
             if mask is None:
@@ -255,7 +256,7 @@ class ReplayAgent(Agent):
 
     @abstractmethod
     def update(self, batch: Transitions) -> Tensor:
-        """Make one update of all networks. Returns the error of each row. [batch]"""
+        """Make one update of all networks. Returns the error of each row of the minibatch. [batch]"""
 
     def descend(
         self,
@@ -264,11 +265,12 @@ class ReplayAgent(Agent):
         batch: Transitions,
         after: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        """Make one update of a learner, by its name in `follows`. Raises NonFiniteError.
+        """Make one update of a learner, and count it if it is an update of the critics.
 
-        Updates of the critics are counted. after: is called with the statistics of the loss, and is part of
-        what a graph repeats. Returns these statistics: means, [k], or statistics of each row, [k, rows].
-        Raises InputError if there are more or fewer than names for them.
+        name: name of the learner in `follows`; after: function that is called with the statistics of the
+        loss; a CUDA graph that repeats the update includes this call. Returns the statistics of the loss:
+        means, [k], or statistics of each row, [k, rows]. Raises NonFiniteError, and InputError if there are
+        more or fewer statistics than names for them.
         """
         learner, lr, names = self.follows[name]
         if name not in self._finish or self._finish[name][0] != after:
@@ -292,7 +294,7 @@ class ReplayAgent(Agent):
     def _average(self, name: str, statistics: Tensor, norm: Any) -> None:
         """Add the statistics and the gradient's norm of an update to the averages of a learner.
 
-        On a GPU, nothing waits for these until a row or a checkpoint needs them.
+        On a GPU, nothing waits for the averages until a row or a checkpoint needs them.
         """
         names = self.follows[name][2]
         if len(statistics) != len(names) - 1:
@@ -325,15 +327,15 @@ class ReplayAgent(Agent):
         return ReplayActor(self.policy.network, partial(self.actions.forward_torch, sampled=sampled))
 
     def decision(self) -> dict[str, NDArray]:
-        """Return the last actions in stored form."""
+        """Return the last actions, in the form in which they are stored."""
         return {"action": self._action}
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Adopt the actions of a copy at `observation`."""
+        """Register the actions that a copy of the agent chose for `observation`."""
         self._observation, self._action = observation, decision["action"]
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over about 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at the current frame."""
         frame = self._clock.frame
         return {
             **self.averages("critics"),
@@ -384,7 +386,7 @@ class ReplayAgent(Agent):
         return {**learners, "experience": self.experience, **noise}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizers, replay buffer, and the averages of the next metrics row."""
+        """Return weights, optimizers, replay buffer, and the averages for the next metrics row."""
         return {
             **{name: part.state_dict() for name, part in self.parts().items()},
             "targets": {name: target.network.state_dict() for name, target in self.targets.items()},
@@ -417,7 +419,8 @@ class ReplayAgent(Agent):
 def select_q(values: Tensor, action: Tensor) -> Tensor:
     """Return the values of the actions of a minibatch. [critics, batch, ...] -> [critics, batch]
 
-    values: values of all actions if they are discrete, [critics, batch, actions], otherwise of those taken.
+    values: values of all actions if actions are discrete, [critics, batch, actions]; otherwise values of the
+    actions taken, [critics, batch].
     """
     if values.dim() == 2:
         return values
@@ -425,7 +428,7 @@ def select_q(values: Tensor, action: Tensor) -> Tensor:
 
 
 def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:
-    """Return the statistics of each row of a critics' loss: loss, mean absolute error and mean value.
+    """Return the statistics of the critics' loss for each row: loss, mean absolute error and mean value.
 
     losses, target: [batch]; values: values of the actions taken, [critics, batch]. Returns [3, batch].
     """

@@ -41,7 +41,7 @@ RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
 def returns_loss(network: QNetwork, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
     """Compute the mean of (G - Q(s, a))^2 / 2, to be minimized, and RETURNS_STATISTICS.
 
-    minibatch: steps, whose `value_target` are the returns G. Returns a scalar and [3].
+    minibatch: steps with the returns G as `value_target`. Returns a scalar and [3].
     """
     value = select_outputs(network(minibatch.observation).outputs, minibatch.action).squeeze(1)
     error = minibatch.value_target - value
@@ -54,9 +54,9 @@ class RolloutValuesConfig(ValuePolicyConfig):
     """Options of agents that learn action values from their own rollouts."""
 
     horizon: PositiveInt
-    """Agent steps that each environment contributes to one rollout, >= 1."""
+    """Number of agent steps that each environment contributes to one rollout, >= 1."""
     epochs: PositiveInt
-    """Passes over each rollout with fixed targets, >= 1."""
+    """Number of passes over each rollout, with fixed targets, >= 1."""
     trace_decay: Probability
     """Decay of the lambda-return, lambda, in [0, 1]; 0: one-step targets; 1: returns over the rollout."""
     gamma: Probability
@@ -66,7 +66,7 @@ class RolloutValuesConfig(ValuePolicyConfig):
 class RolloutValuesAgent(Agent):
     """Base of agents that learn action values from rollouts.
 
-    A derived agent defines how it acts and learns; nothing here calls these methods.
+    A derived agent defines the methods `act` and `learn`, which this class does not call.
     """
 
     TRAITS = Traits(
@@ -113,8 +113,9 @@ class RolloutValuesAgent(Agent):
 
         G_t = r + gamma ((1 - lambda) W(s') + lambda G_{t+1}), truncated at the end of the rollout.
 
-        value: W(s) of the rows, [n]; value_of: computes W, [m], of observations in the network's layout and
-        their masks. It is called for the states after the last row, then for those of truncated episodes.
+        value: state values W(s) of the rows, [n]; value_of: function that computes W, [m], from observations
+        in the network's layout and their masks. It is called for the states after the last row, then for the
+        final states of truncated episodes.
         """
         rollout, after, config = self._rollout, self._after, self._config
         assert after is not None, "learn() follows observe()"
@@ -147,7 +148,7 @@ class RolloutValuesAgent(Agent):
         return self._policy.learner.flat
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the updates of the last rollout, and coefficients at this frame."""
+        """Return means over the updates of the last rollout, and coefficients at the current frame."""
         weight_norm = self._policy.learner.weight_norm
         return {**self._metrics, **self._policy.coefficients(), "weight_norm": weight_norm}
 
@@ -166,7 +167,7 @@ class RolloutValuesAgent(Agent):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, also in the middle of a rollout."""
+        """Restore a saved state, even one that was saved in the middle of a rollout."""
         self._policy.learner.load_state_dict(state)
         self._rollout.load_state_dict(state["rollout"])
         seen = state["observation"]

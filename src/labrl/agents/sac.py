@@ -45,9 +45,10 @@ class SoftActorCriticConfig(ReplayActorCriticConfig):
     initial_temperature: PositiveFloat
     """Initial value of a learned temperature, > 0."""
     target_entropy: Schedule | None
-    """Target of the policy's entropy for a learned temperature, in nats, for continuous actions scaled to
-    (-1, 1); null: minus the number of continuous actions, or 0.6 times the largest entropy of discrete
-    ones, which with action masks is the mean over the states of a minibatch."""
+    """Target of the policy's entropy for a learned temperature, in nats, of actions scaled to (-1, 1) if they
+    are continuous. null: minus the number of components of a continuous action, or 0.6 times the largest
+    entropy of a discrete action. With action masks, the largest entropy is the mean over the states of a
+    minibatch."""
     sde: StateDependentConfig | None
     """State-dependent exploration of continuous actions, such as {steps: 8, log_std_init: -3}; null:
     independent noise in each step."""
@@ -62,7 +63,7 @@ class SACConfig(SoftActorCriticConfig):
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Compute half the weighted squared error of each row, summed over the critics; its mean is eq. 5.
+    """Compute half the weighted squared error of each row, summed over the critics. Their mean is eq. 5.
 
     value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
@@ -106,9 +107,10 @@ class _SquashedSample(Fused):
 squashed_sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _SquashedSample.compute
 """The tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
 
-(parameters, noise) -> [batch, size], [batch]. The parameters are means m and log standard deviations l,
-[batch, 2 size], which are clipped to LOG_STD_RANGE; the noise x is standard normal, [batch, size]. With u = m
-+ s x and a = tanh(u), log pi(a) = log N(u) - sum log(1 - a^2), with derivatives 2 a by u and -1 by log s.
+(parameters, noise) -> [batch, size], [batch]. The parameters, [batch, 2 size], are the means m and the log
+standard deviations log s, of which the latter are clipped to LOG_STD_RANGE; the noise x, [batch, size], is
+standard normal. With u = m + s x and a = tanh(u), log pi(a) = log N(u) - sum log(1 - a^2). Its derivative
+with respect to u is 2 a, and with respect to log s it is -1.
 """
 
 
@@ -175,7 +177,7 @@ class SAC(ReplayAgent):
         soft_policy(spaces.action).check_target_entropy(config.target_entropy)
 
     def update(self, batch: Transitions) -> Tensor:
-        """Make one update, algorithm 1. Returns the error of each row. [batch]"""
+        """Make one update (algorithm 1). Returns the error of each row of the minibatch. [batch]"""
         self._alpha = self._temperature.prepare()
         following, here = self.noisy(batch)
         rows = self.descend("critics", self.critic_loss, following)
@@ -188,7 +190,7 @@ class SAC(ReplayAgent):
         self._temperature.update(statistics[1], target)
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
-        """Return a minibatch with noise for the loss of the critics, and one for the loss of the policy."""
+        """Return the minibatch twice, with separate noise for the critics' loss and for the policy's loss."""
         shape, stream = (2, len(batch.reward), self._soft.noise_size), self._noise_stream
         noise = torch.randn(shape, generator=stream, device=batch.reward.device)
         return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
@@ -224,7 +226,7 @@ class SAC(ReplayAgent):
         return loss, torch.stack(means)
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over about 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at the current frame."""
         return {**super().metrics(), **self._temperature.metrics()}
 
     def parts(self) -> dict[str, Any]:
@@ -233,9 +235,9 @@ class SAC(ReplayAgent):
 
 
 class SquashedGaussianPolicy(BoxActions, Actions):
-    """Policy over a box: tanh of a Gaussian whose mean and standard deviation depend on the state.
+    """Policy over a box: the tanh of a Gaussian whose mean and standard deviation depend on the state.
 
-    Its choice in a state is a drawn action.
+    In each state, it chooses by sampling an action.
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
@@ -251,7 +253,7 @@ class SquashedGaussianPolicy(BoxActions, Actions):
                 "agent.target_entropy",
                 largest(target),
                 "be at most 0 for continuous actions",
-                why="it is the entropy of actions in (-1, 1), of which uniform ones have "
+                why="it is the entropy of actions scaled to (-1, 1); that of uniform actions is "
                 f"{self._largest_entropy:.3g}",
                 fix=f"agent.target_entropy=null, which means {self.usual_entropy:g} here",
             )
@@ -261,32 +263,32 @@ class SquashedGaussianPolicy(BoxActions, Actions):
         return standard_normal(parameters[:, : self.size], generator)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return tanh of the mean, or of the mean plus scaled noise. [n, size]"""
+        """Return the tanh of the means, or of the means plus scaled noise. [n, size]"""
         u, library = parameters[:, : self.size], library_of(parameters)
         if noise is not None:
             u = u + library.exp(parameters[:, self.size :].clip(*LOG_STD_RANGE)) * noise
         return library.tanh(u)
 
     def choose(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw one action for each state, [batch, size], and return -log pi of it, [batch]."""
+        """Draw one action for each state. Return the actions, [batch, size], and their -log pi, [batch]."""
         action, log_prob = squashed_sample(parameters, noise)
         return action, -log_prob
 
     def min_q(self, values: Tensor, choice: Tensor) -> Tensor:
-        """Return the smaller critic's value of the choice. [critics, batch] -> [batch]"""
+        """Return the smallest of the critics' values of the choice. [critics, batch] -> [batch]"""
         return values.amin(0)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
-        """Return the critics' inputs for actions followed by choices. [2 batch, size]"""
+        """Return the stored actions followed by the chosen ones, as inputs of the critics. [2 batch, size]"""
         return torch.cat([action, choice])
 
 
 class CategoricalPolicy(Categorical):
-    """Policy over discrete actions. Its choice in a state is the probabilities of all actions."""
+    """Policy over discrete actions. Its choice in a state consists of the probabilities of all actions."""
 
     noise_size = 0
     USUAL = 0.6
-    """Usual target as a share of the largest entropy: 0.98, as in the paper, would be almost uniform."""
+    """Default target, as a share of the largest entropy; the paper's 0.98 makes the policy almost uniform."""
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
         super().__init__(space)
@@ -297,7 +299,7 @@ class CategoricalPolicy(Categorical):
     def check_target_entropy(self, target: Schedule) -> None:
         """Raise InputError for a target entropy that the policy cannot reach."""
         low, high = smallest(target), largest(target)
-        # With a single action, the only entropy is 0, which is then the usual one.
+        # With a single action, the only possible entropy is 0, which is then the default target.
         reached = high < self._largest_entropy or high == self.usual_entropy
         if low < 0 or not reached:
             raise InputError.value(
@@ -319,7 +321,7 @@ class CategoricalPolicy(Categorical):
         return probability, -(probability * log_probability).sum(1)
 
     def min_q(self, values: Tensor, choice: Tensor) -> Tensor:
-        """Return the mean of the smaller critic's values. [critics, batch, actions] -> [batch]"""
+        """Return the policy's mean of the critics' smallest values. [critics, batch, actions] -> [batch]"""
         return (values.amin(0) * choice).sum(1)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
@@ -336,11 +338,11 @@ def soft_policy(space: gym.Space[Any]) -> SquashedGaussianPolicy | CategoricalPo
 
 
 class Temperature:
-    """The weight of entropy, alpha: on a schedule, or learned so that the policy's entropy reaches a target.
+    """The weight of the entropy, alpha: scheduled, or learned so that the policy's entropy reaches a target.
 
-    Adam descends on log alpha along E[entropy] - target, the direction of eq. 18 without its factor alpha, as
-    in the authors' code. It uses plain floats, which are faster than arrays for one number, except where
-    nothing waits for a GPU: there, one vector contains them.
+    Adam minimizes over log alpha with the slope E[entropy] - target, that of eq. 18 without the factor alpha,
+    as in the authors' code. Its state consists of plain floats, which are faster than arrays for one number,
+    or is one vector on the GPU if the learner does not wait for its GPU.
     """
 
     DECAY, SQUARE_DECAY, EPS = 0.9, 0.999, 1e-8
@@ -352,7 +354,7 @@ class Temperature:
         self._fixed, self._lr, self._clock, self._learner = config.temperature, config.lr, clock, learner
         self._target: Schedule = usual_entropy if config.target_entropy is None else config.target_entropy
         self._numbers: Any = [math.log(config.initial_temperature), 0.0, 0.0, 0.0]
-        """log alpha, the means of its slopes and of their squares, and the number of updates."""
+        """log alpha, the mean of its slopes, the mean of their squares, and the number of updates."""
         if not learner.waits:
             self._numbers = torch.tensor(self._numbers, dtype=torch.float64, device=learner.device)
 
@@ -374,7 +376,7 @@ class Temperature:
     def update(self, entropy: Tensor, target: Tensor | None = None) -> None:
         """Make one step of Adam unless alpha is fixed.
 
-        entropy: mean entropy of the policy, a scalar; target: None for that of the options.
+        entropy: mean entropy of the policy, a scalar; target: target entropy; None: that of the options.
         """
         if self._fixed is not None:
             return

@@ -23,16 +23,17 @@ class SarsaConfig(RolloutValuesConfig):
     """Options of Sarsa, which learns the values of the exploring policy (`exploration`)."""
 
     expected: bool
-    """Whether targets use the mean of the next values under the policy instead of the value of the next
-    action."""
+    """Whether targets use the mean value of the next state's actions under the policy instead of the value of
+    the next action."""
 
 
 class Sarsa(RolloutValuesAgent):
-    """Moves all Q(s, a) of each rollout towards their lambda-returns.
+    """Moves all Q(s, a) of each rollout toward their lambda-returns.
 
     G_t = r + gamma ((1 - lambda) Q(s', a') + lambda G_{t+1}), truncated at the end of the rollout (eq.
-    12.19), where a' is the next action or, if `expected`, Q(s', a') is the mean over the policy (eq. 6.9). As
-    in the book, the action after the last step is chosen before the update and taken after it.
+    12.19), where a' is the next action. If `expected`, the mean of Q(s', a') under the policy replaces
+    Q(s', a') (eq. 6.9). As in the book, the action after the last step is chosen before the update and taken
+    after it.
     """
 
     Config = SarsaConfig
@@ -43,11 +44,11 @@ class Sarsa(RolloutValuesAgent):
         """Take the arguments of `RolloutValuesAgent`."""
         super().__init__(config, **runtime)
         self._next_action: NDArray[np.int64] | None = None
-        """Action after the last step, if it is already chosen. [num_envs]"""
+        """Actions after the last step; None if they are not chosen yet. [num_envs]"""
 
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:
-        """Raise InputError if the budget ends before the first update or the policy is unknown."""
+        """Raise InputError if the budget ends before the first update or the exploration does not fit."""
         check_budget(config.horizon, env)
         if not exploration_class(config.exploration).TRAITS.probabilities:
             raise InputError.unsupported(
@@ -64,7 +65,7 @@ class Sarsa(RolloutValuesAgent):
             )
 
     def act(self, observation: Observation) -> NDArray:
-        """Choose valid exploring actions for the environments. [num_envs]"""
+        """Choose valid actions for the environments, with exploration. [num_envs]"""
         inputs, mask = self._policy.learner.layout(observation.array), observation.mask
         action, self._next_action = self._next_action, None
         if action is None:
@@ -73,7 +74,7 @@ class Sarsa(RolloutValuesAgent):
         return self._policy.to_env(action)
 
     def learn(self) -> int:
-        """Make the updates on a full rollout. Returns the number of optimizer updates."""
+        """Make the updates if the rollout is full. Returns the number of optimizer updates."""
         if not self._rollout.full:
             return 0
         learner, frame, rollout = self._policy.learner, self._clock.frame, self._rollout
@@ -88,7 +89,7 @@ class Sarsa(RolloutValuesAgent):
         return self._config.epochs
 
     def _next_value(self, observation: NDArray, mask: Masks) -> NDArray[np.float32]:
-        """Choose actions in states beyond the rows, and return their values. [n]"""
+        """Choose actions in states outside the rollout, and return the values of these actions. [n]"""
         action, _ = self._policy.choose(observation, mask)
         if self._next_action is None:  # the first call is for the states after the last row
             self._next_action = action
@@ -104,10 +105,10 @@ class Sarsa(RolloutValuesAgent):
         return (probability * np.where(probability > 0, values, 0)).sum(1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, the partial rollout, and the action that is already chosen."""
+        """Return weights, optimizer, the partial rollout, and actions that are already chosen."""
         return {**super().state_dict(), "next_action": self._next_action}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, also in the middle of a rollout."""
+        """Restore a saved state, even one that was saved in the middle of a rollout."""
         super().load_state_dict(state)
         self._next_action = state["next_action"]

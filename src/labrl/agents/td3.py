@@ -2,8 +2,8 @@
 
 DDPG (Lillicrap et al., 2016, arXiv:1509.02971) learns the values of actions and a policy that maximizes them.
 TD3 (Fujimoto et al., 2018, arXiv:1802.09477) counteracts overestimation in three ways: targets use the
-smaller value of two critics, the target's actions are noisy, and policy and targets are updated less often
-than the critics.
+smaller value of two critics, the target policy's actions are noisy, and the policy and the target networks
+are updated less often than the critics.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ class TD3Config(DDPGConfig):
     """Options of TD3."""
 
     policy_delay: PositiveInt
-    """Updates of the critics for each update of policy and targets, d in algorithm 1, >= 1."""
+    """Number of critic updates per update of the policy and the target networks, d in algorithm 1, >= 1."""
     target_noise: NonNegativeFloat
-    """Standard deviation of the noise on the target's actions, which are scaled to (-1, 1), >= 0."""
+    """Standard deviation, >= 0, of the noise that is added to the target policy's actions, in units in which
+    actions lie in (-1, 1)."""
     target_noise_clip: NonNegativeFloat
-    """Largest absolute value of the noise on the target's actions, c in algorithm 1, >= 0."""
+    """Largest absolute value, >= 0, of the noise that is added to the target policy's actions, c in
+    algorithm 1."""
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Compute the weighted squared error of each row, summed over the critics; its mean is minimized.
+    """Compute the weighted squared error of each row, summed over the critics. Their mean is minimized.
 
     value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
@@ -66,7 +68,7 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 
 
 class TD3(ReplayAgent):
-    """Two critics, one policy, and a target network for each.
+    """Two critics and one policy, each with a target network.
 
     The policy is the tanh of a network's outputs, scaled to the bounds of the box.
     """
@@ -105,7 +107,7 @@ class TD3(ReplayAgent):
             self._noise.begin(step.episode_over)
 
     def update(self, batch: Transitions) -> Tensor:
-        """Make one update, algorithm 1 of TD3. Returns the error of each row. [batch]"""
+        """Make one update (algorithm 1 of TD3). Returns the error of each row of the minibatch. [batch]"""
         config = self._config
         if config.target_noise:
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
@@ -119,7 +121,7 @@ class TD3(ReplayAgent):
         return rows[1]
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the mean squared error of the target r + gamma^n min_i Q_i'(s', pi'(s') + noise).
+        """Compute the mean squared error to the target r + gamma^n min_i Q_i'(s', pi'(s') + noise).
 
         Returns a scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
         """
@@ -134,13 +136,13 @@ class TD3(ReplayAgent):
         return losses.mean(), critic_rows(losses, values, target)
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG: a scalar and [1]."""
+        """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG. Returns a scalar and [1]."""
         action = policy(batch.observation).tanh()
         loss = -self.frozen_critics(batch.observation, action, first=True).mean()
         return loss, loss.detach().unsqueeze(0)
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over about 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at the current frame."""
         return {**super().metrics(), "exploration": self._noise.strength(self._clock.frame)}
 
     def parts(self) -> dict[str, Any]:
@@ -151,18 +153,18 @@ class TD3(ReplayAgent):
 class TanhActions(BoxActions, Actions):
     """Actions from the tanh of a network's outputs, with noise in training.
 
-    They are stored in [-1, 1] and scaled to the bounds of a box for the environment.
+    Actions are stored in [-1, 1] and scaled to the bounds of a box for the environment.
     """
 
     def __init__(
         self, space: gym.spaces.Box, noise: Callable[[np.random.Generator], NDArray[np.float32]]
     ) -> None:
-        """noise: draws the noise of one vector step, [num_envs, size]."""
+        """noise: function that draws the noise of one vector step, [num_envs, size]."""
         super().__init__(space)
         self.num_parameters, self._noise = self.size, noise
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
-        """Draw the noise of training, which tensors of an exported policy do not have. [num_envs, size]"""
+        """Draw the noise of training, [num_envs, size]; None for the tensors of an exported policy."""
         return None if isinstance(parameters, Tensor) or generator is None else self._noise(generator)
 
     def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
@@ -172,7 +174,7 @@ class TanhActions(BoxActions, Actions):
 
 
 class DDPG(TD3):
-    """TD3 with one critic, without noise on the target's actions and without delay."""
+    """TD3 with one critic, without noise on the target policy's actions and without policy delay."""
 
     Config = DDPGConfig
     NAME = "ddpg"

@@ -1,7 +1,7 @@
 """TD3+BC (Fujimoto & Gu, 2021, arXiv:2106.06860): TD3 for offline data (`agent/offline`).
 
-The policy maximizes the first critic and stays close to the actions of the data. Observations are normalized
-by the mean and standard deviation of the data.
+The policy maximizes the first critic's values and stays close to the actions of the data. Observations are
+normalized with the mean and standard deviation of the data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TD3BCConfig(TD3Config):
     alpha: NonNegativeFloat
     """Weight of the value relative to imitation, alpha in eq. 5, >= 0; 0: behavior cloning."""
     normalize_observations: bool
-    """Whether observations are normalized by the data of `offline`, if there is any."""
+    """Whether observations are normalized with the moments of the data of `offline`, if there is any."""
 
 
 def cloning_loss(value: Tensor, action: Tensor, stored: Tensor, alpha: float) -> Tensor:
@@ -70,7 +70,7 @@ class TD3BC(TD3):
 
     Config = TD3BCConfig
     NAME = "td3_bc"
-    # The weight of the value depends on the whole minibatch, which parts of it do not know.
+    # The weight of the value depends on the whole minibatch, so it cannot be computed for parts of one.
     TRAITS = replace(TD3.TRAITS, data_parallel=False, loss_is_mean=False, graphs=False)
 
     def __init__(self, config: TD3BCConfig, **runtime: Any) -> None:
@@ -92,7 +92,7 @@ class TD3BC(TD3):
         if config.normalize_observations and not is_vector(spaces.observation):
             raise InputError.unsupported(
                 "agent.normalize_observations=true",
-                "it needs observations that are real numbers, but this environment's are "
+                "it needs observations that are real numbers, but this environment's observations are "
                 f"{spaces.observation}",
                 "agent.normalize_observations=false",
             )
@@ -113,7 +113,7 @@ class TD3BC(TD3):
         return loss, loss.detach().unsqueeze(0)
 
     def actor(self, sampled: bool) -> Actor:
-        """Return the policy with the normalization of its observations as one module."""
+        """Return the policy and the normalization of its observations as one module."""
         actor = super().actor(sampled)
         assert isinstance(actor, ReplayActor)
         actor.normalization = self._normalization

@@ -28,11 +28,11 @@ class TQCConfig(SACConfig):
     critics: PositiveInt
     """Number of critics, N, >= 1."""
     quantiles: PositiveInt
-    """Number of quantiles that each critic learns, M, at the midpoints of equal intervals of probability,
-    >= 1."""
+    """Number of quantiles that each critic learns, M, >= 1; they are at the midpoints of equal intervals of
+    probability."""
     dropped: NonNegativeInt
-    """Number of quantiles per critic that targets drop, d, >= 0 and less than `quantiles`; targets drop the
-    N d largest quantiles of all critics."""
+    """Number of dropped quantiles per critic, d, >= 0 and less than `quantiles`; targets omit the N d largest
+    among the quantiles of all N critics."""
 
     def __post_init__(self) -> None:
         if self.dropped >= self.quantiles:
@@ -42,7 +42,7 @@ class TQCConfig(SACConfig):
 
 
 def smallest_atoms(quantiles: Tensor, dropped: int) -> Tensor:
-    """Return the quantiles of all critics in ascending order without the largest, z_(1) ... z_(k N), eq. 9.
+    """Return the smallest quantiles of all critics in ascending order, z_(1) ... z_(k N), k = M - d, eq. 9.
 
     quantiles: [critics, batch, M]; dropped: d. Returns [batch, N (M - d)].
     """
@@ -51,7 +51,7 @@ def smallest_atoms(quantiles: Tensor, dropped: int) -> Tensor:
 
 
 def quantile_losses(quantiles: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Compute the weighted quantile Huber loss of each row, summed over the critics; its mean is eq. 14.
+    """Compute the weighted quantile Huber loss of each row, summed over the critics. Their mean is eq. 14.
 
     quantiles: [critics, batch, M]; target: samples of the target, [batch, samples]; weight:
     importance weights, [batch]. Returns [batch].
@@ -75,7 +75,7 @@ class TQC(SAC):
         self._dropped = config.dropped
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the loss towards the samples r + gamma^n (z_(i) - alpha log pi(a'|s')), eq. 10 to 14."""
+        """Compute the loss for the target samples r + gamma^n (z_(i) - alpha log pi(a'|s')), eq. 10 to 14."""
         with torch.no_grad():
             action, entropy = self._soft.choose(self.policy_network(batch.next_observation), batch.noise)
             quantiles = self._target.forward_network(batch.next_observation, action)
@@ -86,7 +86,7 @@ class TQC(SAC):
         return losses.mean(), critic_rows(losses, values.mean(2), target.mean(1))
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the mean of alpha log pi(a|s) - the mean of all quantiles of Z(s, a), eq. 15."""
+        """Compute the mean of alpha log pi(a|s) minus the mean of all quantiles of Z(s, a), eq. 15."""
         action, entropy = self._soft.choose(policy(batch.observation), batch.noise)
         value = self.frozen_critics(batch.observation, action).mean((0, 2))
         loss = -soft_value(value, entropy, self._alpha).mean()

@@ -28,10 +28,10 @@ class RunningMoments:
     """Mean and variance of a stream of batches (Chan et al., 1979, "Updating formulae", eq. 1.5)."""
 
     def __init__(self, shape: tuple[int, ...], window: int | None = None) -> None:
-        """window: largest weight of the older samples, as a number of samples; None: all have weight 1."""
+        """window: largest weight of all older samples, as a number of samples; None: they count fully."""
         self.count, self._window = 0.0, window
         self.ranks = ALONE
-        """Ranks whose samples are included, the same number from each."""
+        """Ranks whose samples are included; each contributes the same number."""
         self.mean = np.zeros(shape)
         self._squares = np.zeros(shape)
 
@@ -72,7 +72,7 @@ class RunningMoments:
 
 
 class Transform:
-    """Transform without effect and state, the base of all transforms.
+    """Transform without effect or state, the base of all transforms.
 
     Built as `Target(config, spaces=Spaces)`.
     """
@@ -91,8 +91,8 @@ class Transform:
             raise InputError.unsupported(
                 "transforms",
                 f"{type(self).__qualname__} cannot be exported",
-                "Define a method forward_torch(observation) that transforms tensors as observation() does "
-                "arrays",
+                "Define a method forward_torch(observation) that transforms tensors as observation() "
+                "transforms arrays",
             )
         return observation
 
@@ -104,11 +104,11 @@ class Transform:
         return step.reward
 
     def statistics(self) -> Sequence[RunningMoments]:
-        """Return the statistics that change the result for the same step during training."""
+        """Return the running statistics because of which results for equal steps change during training."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state."""
+        """Return the complete state of the transform."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Transform:
 
 @dataclass(kw_only=True)
 class NormalizeObservationConfig:
-    """Normalization of observations to mean 0 and variance 1 over the collected ones."""
+    """Normalization of observations to mean 0 and variance 1 over all collected observations."""
 
     clip: PositiveFloat
     """Largest magnitude after normalization, in standard deviations, > 0."""
@@ -130,8 +130,8 @@ class NormalizeObservationConfig:
 class NormalizeObservation(Transform):
     """Running normalization of vectors of real numbers.
 
-    If there are several inputs, each such vector is normalized separately; images and discrete inputs are
-    unchanged.
+    If there are several inputs, each vector of real numbers is normalized separately; images and discrete
+    inputs are unchanged.
     """
 
     Config = NormalizeObservationConfig
@@ -157,7 +157,7 @@ class NormalizeObservation(Transform):
             )
 
     def observation(self, observation: Any) -> Any:
-        """Normalize and clip to float32. [num_envs, *obs], or tensors as for `forward_torch`"""
+        """Return normalized and clipped float32. [num_envs, *obs], or tensors as for `forward_torch`"""
         if not self._several:
             return self._normalized(observation, self._moments["observation"])
         view = observation.copy()
@@ -198,7 +198,7 @@ class NormalizeRewardConfig:
     """Division of rewards by the standard deviation of the discounted return."""
 
     gamma: Probability
-    """Discount factor of the running return whose standard deviation is the scale, in [0, 1]."""
+    """Discount factor of the return by whose running standard deviation rewards are divided, in [0, 1]."""
     clip: PositiveFloat
     """Largest magnitude after scaling, > 0."""
     epsilon: PositiveFloat
@@ -217,7 +217,7 @@ class NormalizeReward(Transform):
         self._return = np.zeros(spaces.num_envs)
 
     def reward(self, step: Step) -> NDArray:
-        """Scale and clip to float32. [num_envs]"""
+        """Return the scaled and clipped rewards in float32. [num_envs]"""
         self._return = self._return * self._config.gamma + step.reward
         self._moments.update(self._return)
         self._return[step.terminated | step.episode_over] = 0.0
@@ -261,17 +261,17 @@ class ScaleRewardConfig:
     """A fixed scale of rewards, clip(scale * r + shift, low, high)."""
 
     scale: float
-    """Factor of every reward, not 0; 1: none."""
+    """Factor by which every reward is multiplied, not 0; 1: no scaling."""
     shift: float
-    """Constant added to every scaled reward, which matters where episodes vary in length; 0: none."""
+    """Constant added to every scaled reward. It changes the task if episodes vary in length. 0: no shift."""
     low: float | None
-    """Lower bound of the result, so that no single reward dominates; null: none."""
+    """Lower bound to which results are clipped, so that no single reward dominates; null: no bound."""
     high: float | None
-    """Upper bound of the result, > low; null: none."""
+    """Upper bound to which results are clipped, > low; null: no bound."""
 
     def __post_init__(self) -> None:
         if self.scale == 0:
-            raise ValueError("must have a scale other than 0, which would make every reward the same")
+            raise ValueError("must have a scale other than 0, because 0 makes all rewards equal")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"must have low < high, got low={self.low:g} and high={self.high:g}")
 
@@ -292,26 +292,26 @@ class ScaleReward(Transform):
 
 
 class _Copying(Transform):
-    """Wrapper of a user's transform, which may modify arrays that it received or returned."""
+    """Wrapper that copies arrays for a user's transform, which may modify what it received or returned."""
 
     def __init__(self, part: Transform) -> None:
         self._part = part
 
     def observation(self, observation: NDArray) -> NDArray:
-        """Return a copy of the result for a copy. [num_envs, *obs]"""
+        """Return a copy of the result for a copy of the observations. [num_envs, *obs]"""
         return np.array(self._part.observation(observation.copy()))
 
     def collect(self, observation: NDArray) -> None:
-        """Update the statistics with a copy. [num_envs, *obs]"""
+        """Update the statistics with a copy of the observations. [num_envs, *obs]"""
         self._part.collect(observation.copy())
 
     def reward(self, step: Step) -> NDArray:
-        """Return a copy of the result for a copy. [num_envs]"""
+        """Return a copy of the result for a copy of the step. [num_envs]"""
         return np.array(self._part.reward(step.copied()))
 
 
 def _is_own(target: str) -> bool:
-    """Return whether a class is one of labrl's, which do not modify shared arrays."""
+    """Return whether a class is part of labrl, whose classes do not modify shared arrays."""
     return target.partition(".")[0] == __name__.partition(".")[0]
 
 
@@ -325,7 +325,7 @@ class Transforms:
             part if _is_own(type(part).__module__) else _Copying(part) for part in self._parts.values()
         ]
         self.active = bool(self._active) or copies
-        """Whether the learner sees another step than the environment returned."""
+        """Whether the learner sees a different step from the one that the environment returned."""
 
     @classmethod
     def build(
@@ -338,7 +338,7 @@ class Transforms:
         """Build the transforms of a configuration. Raises InputError for one that does not fit the spaces.
 
         ranks: ranks whose experience enters the statistics; agent: agent that receives the results, as copies
-        if its class is not one of labrl's.
+        if its class is not part of labrl.
         """
         parts: dict[str, Transform] = {}
         for name, component in components.items():
@@ -359,7 +359,7 @@ class Transforms:
 
     @property
     def drifting(self) -> list[str]:
-        """Names of the transforms whose result for the same step changes with their statistics."""
+        """Names of the transforms whose results for equal steps change when their statistics do."""
         return [name for name, part in self._parts.items() if part.statistics()]
 
     def frozen(self, observation: NDArray) -> NDArray:
@@ -378,7 +378,7 @@ class Transforms:
         return observation
 
     def collected(self, observation: NDArray) -> NDArray:
-        """Update the statistics with new observations, and return these transformed. [num_envs, *obs]"""
+        """Update the statistics with new observations, and transform these observations. [num_envs, *obs]"""
         for part in self._active:
             part.collect(observation)
             observation = part.observation(observation)
@@ -408,7 +408,7 @@ class Transforms:
                 raise ValueError(f"the checkpoint has no statistics for transforms.{name}")
 
     def part(self, name: str) -> tuple[str | None, dict[str, Any]]:
-        """Return class and state of a transform by its name in the configuration; None and {} if absent."""
+        """Return the class path and the state of the transform `name`; None and {} if there is none."""
         if name not in self._parts:
             return None, {}
         kind = type(self._parts[name])

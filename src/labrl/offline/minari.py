@@ -21,7 +21,7 @@ from labrl.spaces import alike, array_dtype, flat_space, has_bounds, packed, sam
 _log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
-"""Part of its range by which an action may exceed its bounds because of rounding."""
+"""Fraction of the action range by which an action may exceed a bound because of rounding."""
 
 
 @dataclass(kw_only=True)
@@ -33,14 +33,14 @@ class OfflineMinariConfig(OfflineConfig):
 
 
 class OfflineMinari(OfflineData):
-    """Episodes with raw rewards. Actions are converted to the form in which the agent stores them."""
+    """Episodes of a dataset, with raw rewards and with actions in the form in which the agent stores them."""
 
     Config = OfflineMinariConfig
 
     def __init__(
         self, config: OfflineMinariConfig, *, wanted: Requirements, generator: np.random.Generator
     ) -> None:
-        """wanted: what the agent needs. Raises InputError if the dataset does not provide it.
+        """wanted: requirements of the agent. Raises InputError if the dataset does not meet them.
 
         Actions outside the bounds of the environment are clipped, with a warning.
         """
@@ -59,14 +59,14 @@ class OfflineMinari(OfflineData):
                     f"agent.offline.dataset={config.dataset}",
                     "the environment",
                     f"the {what} of the dataset are {theirs}, but those of this environment are {own}",
-                    "Choose a dataset of this environment (`minari list local` lists the local ones)",
+                    "Choose a dataset for this environment (`minari list local` lists the local ones)",
                 )
         clipped: dict[str, int] = {}
         chunks = _chunks(dataset, wanted, f"dataset {config.dataset}", clipped)
         super().__init__(config, chunks, int(dataset.total_steps), wanted, generator)
         if clipped:
             _log.warning(
-                "agent.offline: %d of %d actions were clipped to the environment's, %s: the first in %s",
+                "agent.offline: %d of %d actions were clipped to the bounds of %s; the first is in %s",
                 sum(clipped.values()),
                 len(self),
                 wanted.action,
@@ -97,8 +97,8 @@ class OfflineMinari(OfflineData):
 def _chunks(dataset: Any, wanted: Requirements, origin: str, clipped: dict[str, int]) -> Iterator[Chunk]:
     """Yield the episodes of a dataset.
 
-    clipped: receives the number of clipped actions in an episode, by the place of the first. Raises
-    InputError for numbers that are not finite, and for a discrete action that does not exist.
+    clipped: dict to which the number of clipped actions in each episode is added, by the place of the first
+    one. Raises InputError for numbers that are not finite, and for a discrete action that does not exist.
     """
     dtype, space = array_dtype(wanted.observation), wanted.action
     for episode in dataset.iterate_episodes():
@@ -128,7 +128,7 @@ def _chunks(dataset: Any, wanted: Requirements, origin: str, clipped: dict[str, 
 
 
 def stored_actions(action: NDArray, wanted: Requirements) -> NDArray:
-    """Convert actions of the environment to actions as the agent stores them."""
+    """Convert actions of the environment to the form in which the agent stores them."""
     space = wanted.action
     if isinstance(space, gym.spaces.Discrete):
         return action - int(space.start)

@@ -24,7 +24,7 @@ from labrl.run.session import RunSession
 from labrl.run.trust import check_recorded
 
 FOLDER = "agent.offline.folder"
-"""Key that sets the runs."""
+"""Key that sets the run folders."""
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,7 @@ class OfflineRunConfig(OfflineConfig):
 
     folder: str | Annotated[list[str], Field(min_length=1)]
     """Run folder of an agent with a replay buffer, or a list of run folders, which are read one after
-    another. All their sessions are read."""
+    another. All sessions of each run are read."""
 
     @property
     def folders(self) -> list[Path]:
@@ -43,14 +43,14 @@ class OfflineRunConfig(OfflineConfig):
 
 
 class OfflineRun(OfflineData):
-    """Transitions as those runs stored them, with rewards as their learners received them."""
+    """Transitions as other runs stored them, with the rewards that the learners of these runs received."""
 
     Config = OfflineRunConfig
 
     def __init__(
         self, config: OfflineRunConfig, *, wanted: Requirements, generator: np.random.Generator
     ) -> None:
-        """wanted: what the agent needs. Raises InputError if a run does not provide it."""
+        """wanted: requirements of the agent. Raises InputError if a run does not meet them."""
         self.check(config)
         memories = [
             (f"{path}, session {index}", memory)
@@ -67,7 +67,7 @@ class OfflineRun(OfflineData):
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
-        """Raise InputError if a folder is not a run, or if its transitions are not usable."""
+        """Raise InputError if a folder is not a run folder, or if its transitions are not usable."""
         for path in config.folders:
             _check(path)
 
@@ -92,7 +92,7 @@ class OfflineRun(OfflineData):
 
 
 def _check(path: Path) -> None:
-    """Raise InputError if a folder is not a run, or if its transitions are not usable."""
+    """Raise InputError if a folder is not a run folder, or if its transitions are not usable."""
     given = f"{FOLDER}={path}"
     Run(path).check_format()
     if not (path / MARKER).exists():
@@ -123,8 +123,8 @@ def _check(path: Path) -> None:
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """Return the configuration of a run. Raises InputError if someone else's names code that is not part of
-    labrl."""
+    """Return the configuration of a run. Raises InputError if the run of someone else names code that is not
+    part of labrl."""
     run = Run.open(path)
     plain = run.read_config()
     check_recorded(run, plain)
@@ -132,8 +132,8 @@ def _recorded(path: Path) -> dict[str, Any]:
 
 
 def _memories(run: Run, wanted: Requirements) -> dict[int, ChunkReplay]:
-    """Return the buffers of all sessions with a checkpoint, by number. Raises InputError if there is none, or
-    one does not fit."""
+    """Return the replay buffers of a run's saved sessions, by the session's index. Raises InputError if no
+    session has saved transitions, or if they do not fit the environment and the agent."""
     found = {}
     for folder in run.sessions:
         checkpoint = folder.store().latest()
@@ -161,7 +161,7 @@ def _memories(run: Run, wanted: Requirements) -> dict[int, ChunkReplay]:
 
 
 def _saved(state: Any, folder: RunSession, wanted: Requirements) -> ChunkReplay:
-    """Return the buffer of a saved session. Raises ValueError if its transitions are of another kind."""
+    """Return a saved session's replay buffer. Raises ValueError if the agent cannot use its transitions."""
     num_envs, slots, frames = (int(number) for number in state["extent"])
     stored, num_masked = wanted.stored, 0
     if isinstance(stored, gym.spaces.Discrete) and state["kind"] != repr(row_dtype(stored, 0).descr):
@@ -183,7 +183,7 @@ def _saved(state: Any, folder: RunSession, wanted: Requirements) -> ChunkReplay:
     )
     saved.load_state_dict({"transitions": state})
     if isinstance(stored, gym.spaces.Discrete):
-        action = saved.rows["action"]  # 0 in places that are still empty
+        action = saved.rows["action"]  # 0 in slots that are still empty
         if not 0 <= action.min() <= action.max() < stored.n:
             raise ValueError(f"its actions range from {action.min()} to {action.max()}")
     return saved
@@ -191,16 +191,16 @@ def _saved(state: Any, folder: RunSession, wanted: Requirements) -> ChunkReplay:
 
 @dataclass(frozen=True, kw_only=True)
 class _SavedArrays(Workspace):
-    """The arrays of a saved buffer at their saved length: those in its files, read-only, or new ones in
-    memory."""
+    """The arrays of a saved replay buffer at their saved length: read-only arrays in its files, or new arrays
+    in memory."""
 
     frames: int
-    """Number of places for observations in each environment."""
+    """Number of slots for observations of each environment."""
     content: Any
-    """Arrays in the checkpoint; None if they are in files."""
+    """Arrays from the checkpoint; None if the arrays are in files."""
 
     def arrays(self, layouts: Mapping[str, Layout], capacity: int, in_files: bool) -> dict[str, NDArray]:
-        """Return the arrays. Raises ValueError if observations are of another kind."""
+        """Return the arrays. Raises ValueError if observations have a different dtype or shape."""
         frames = layouts["frames"]
         shape = (frames.shape[0], self.frames, *frames.shape[2:])
         if in_files:

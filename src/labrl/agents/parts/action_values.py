@@ -1,8 +1,9 @@
 """Action values: acting with a Q network, and the meaning of its outputs (`agent/value`).
 
-The outputs for an action are the mean of its return, the distribution of its return, or its quantiles.
-`reward` is the discounted sum over the n steps of a transition and `discount` the factor of the value after
-them: gamma^n, or 0 if the task ended within them. Both are [batch].
+The outputs for an action are the mean of its return, the distribution of its return, or the quantiles of its
+return. In all functions, `reward` is the discounted sum of the rewards in the n steps of a transition, and
+`discount` is the factor of the value of the state after these steps: gamma^n, or 0 if the task ended within
+them. Both are [batch].
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Atoms = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 
 
 class ActionValues(Protocol):
-    """Maps outputs to values, targets and losses. Built as `Target(config, device=torch.device)`."""
+    """Maps network outputs to values, targets and losses. Built as `Target(config, device=torch.device)`."""
 
     num_outputs: int
     """Number of outputs of the network for each action."""
@@ -52,7 +53,7 @@ class ActionValues(Protocol):
         ...
 
     def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Return the target of the outputs.
+        """Return the target that the outputs approach.
 
         next_outputs: outputs of the action chosen in the state after n steps, [batch, num_outputs].
         """
@@ -79,11 +80,12 @@ class ValuePolicyConfig:
     lr: NonNegativeSchedule
     """Learning rate, >= 0."""
     max_grad_norm: PositiveFloat | None
-    """Largest Euclidean norm of a gradient, > 0; longer gradients are scaled down; null: no limit."""
+    """Maximum Euclidean norm of the gradient, > 0; gradients with a larger norm are scaled down; null: no
+    limit."""
 
 
 class ValuePolicy:
-    """A Q network with its learner, and the choice of actions by its values.
+    """A Q network with its learner, and the choice of actions by their values.
 
     Observations are in the network's layout, and actions are counted from 0.
     """
@@ -117,11 +119,11 @@ class ValuePolicy:
         state: States = None,
         at_random: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray]:
-        """Choose valid exploring actions.
+        """Choose valid actions, with exploration.
 
-        observation: [n, *obs]; mask: valid actions, [n, actions], None if all are; state: recurrent state
-        before, [n, state_size], None for the initial one; at_random: whether all valid actions are equally
-        likely. Returns actions, [n], and the state after.
+        observation: [n, *obs]; mask: valid actions, [n, actions], None if all are valid; state: recurrent
+        state before the step, [n, state_size], None for the initial state; at_random: whether all valid
+        actions are equally likely. Returns actions, [n], and the recurrent state after the step.
         """
         after = before = self._fresh(observation) if state is None else state
 
@@ -149,7 +151,7 @@ class ValuePolicy:
         """Compute expected returns with the mean weights of the network.
 
         The arguments are those of `choose`. Returns values, [n, actions], with minus infinity for invalid
-        actions, and the state after.
+        actions, and the recurrent state after the step.
         """
         output = self.learner.forward(observation, self._fresh(observation) if state is None else state)
         return self._expected(output.outputs, mask), output.state
@@ -161,7 +163,7 @@ class ValuePolicy:
     def noise(self, rows: int, place: Tensor | None = None) -> Tensor | None:
         """Draw noise, [rows, num_noise], for a noisy network; None for other networks.
 
-        place: memory of an earlier result, to draw into.
+        place: earlier result, which is overwritten; None: a new tensor.
         """
         if not self.network.num_noise:
             return None
@@ -275,7 +277,7 @@ The loss is rho(u) = |tau - 1{u < 0}| L_kappa(u), where u is a sample of the tar
 fraction tau, summed over the quantiles and averaged over the samples. L is divided by kappa, as in the
 authors' later work (arXiv:1806.06923, eq. 3): this changes nothing for kappa=1, and the limit for kappa=0 is
 |tau - 1{u < 0}| |u|, eq. 8. With its slope s = clip(u / kappa, -1, 1), L is s (u - kappa s / 2), and the
-derivative of the loss by a quantile is the mean over the samples of -|tau - 1{u < 0}| s.
+derivative of the loss with respect to a quantile is the mean over the samples of -|tau - 1{u < 0}| s.
 
 (quantiles, [batch, n]; samples of the target, [batch, m]; tau of each quantile, [n]; kappa) -> [batch]
 """
@@ -286,7 +288,8 @@ class ExpectedValueConfig:
     """Expected return of each action (Watkins, 1989; Mnih et al., 2015)."""
 
     loss: Literal["huber", "squared"]
-    """Loss: squared (half the squared error) or huber (the same up to an error of 1, linear above)."""
+    """Loss: squared (half the squared error) or huber (half the squared error up to an error of 1,
+    linear above)."""
 
 
 class ExpectedValue:
@@ -324,7 +327,7 @@ class CategoricalValueConfig:
     """Distribution over fixed returns, C51 (Bellemare et al., 2017, arXiv:1707.06887)."""
 
     v_min: float
-    """Lowest discounted return of the distribution, from rewards as the learner sees them."""
+    """Lowest discounted return of the distribution, in units of the rewards that the learner sees."""
     v_max: float
     """Highest return of the distribution, > v_min."""
     atoms: Atoms
@@ -362,7 +365,7 @@ class CategoricalValue:
         return categorical_target(torch.softmax(next_outputs, dim=1), reward, discount, self.support)
 
     def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the divergence from the target, which is also the error. [batch] each"""
+        """Return the divergence from the target, as the loss and as the error. [batch] each"""
         divergence = categorical_divergence(outputs, target)
         return divergence, divergence.detach()
 

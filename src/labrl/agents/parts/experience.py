@@ -32,24 +32,26 @@ class ExperienceConfig:
     memory: Component
     """Replay buffer: storage and sampling of transitions."""
     n_step: PositiveInt
-    """Number of rewards in a target before the bootstrap, >= 1."""
+    """Number of rewards in a target before the bootstrapped value, >= 1."""
     gamma: Probability
     """Discount factor: the weight of the next step's value, in [0, 1]."""
     batch_size: PositiveInt
-    """Transitions in a minibatch, >= 1."""
+    """Number of transitions in a minibatch, >= 1."""
     learning_starts: NonNegativeInt
-    """Frames before the first update, >= 0; updates also wait until a minibatch is stored."""
+    """Number of frames before the first update, >= 0; updates also wait until a minibatch is stored."""
     warmup_actions: Literal["random", "policy"]
-    """Actions before `learning_starts`: random (uniform) or policy (of the exploring policy)."""
+    """Actions before `learning_starts`: random (uniformly random) or policy (of the exploring policy)."""
     updates_per_frame: PositiveRatio
-    """Updates per frame after `learning_starts`, > 0, kept exactly: a number or a quotient such as "1/3"."""
+    """Number of updates per frame after `learning_starts`, > 0: a number or a quotient such as "1/3"; it is
+    kept exactly."""
     offline: Component | None
-    """Transitions that were collected elsewhere, with which updates begin at frame 0; null: none."""
+    """Source of transitions that were collected elsewhere. With it, updates begin at frame 0. null: none."""
     collect_from: NonNegativeInt
-    """Frame at which data collection starts, >= 0; before it, the agent learns only from `offline`."""
+    """Frame at which data collection starts, >= 0; before that frame, the agent learns only from
+    `offline`."""
     collect_until: NonNegativeInt | None
-    """Frame at which data collection ends, >= 0; after it, the agent learns only from stored
-    transitions; null: they are always played."""
+    """Frame at which data collection ends, >= 0; after that frame, the agent learns only from
+    stored transitions; null: data collection does not end."""
 
 
 Options = TypeVar("Options", bound=ExperienceConfig)
@@ -74,7 +76,7 @@ class Experience:
         """
         self.config, self._clock = config, clock
         self.frames_per_step = spaces.num_envs * compute.ranks.size
-        """Frames of a vector step over all ranks."""
+        """Number of frames in a vector step, over all ranks."""
         self.first_update = first_update(config, spaces.num_envs, compute.ranks.size)
         self.updates = 0
         """Number of updates so far, which the agent increments."""
@@ -135,8 +137,8 @@ class Experience:
     def sample(self, learner: Learner[Any], layout: Callable[[NDArray], Any] | None = None) -> Any:
         """Draw a minibatch as tensors: `Transitions`, or a `SequenceSample` from a buffer of sequences.
 
-        learner: network that reads the observations, on whose device they will be; layout: converts them to
-        the network's layout, None for that of the learner.
+        learner: learner of the network that reads the observations; the tensors are on its device; layout:
+        function that converts observations to the network's layout; None: the learner's own.
         """
         frame = self._clock.frame
         if self._offline is None:
@@ -147,14 +149,14 @@ class Experience:
         return drawn.as_tensors(learner, layout or learner.layout)
 
     def observation_statistics(self) -> tuple[NDArray, NDArray] | None:
-        """Return mean and standard deviation of the observations of `offline`, [*obs] each.
+        """Return the mean and standard deviation of the observations of `offline`, [*obs] each.
 
         Returns None if there are no such transitions, as in a copy that only acts.
         """
         return None if self._offline is None else self._offline.observation_statistics()
 
     def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
-        """Set the errors of those transitions of a minibatch that this session collected. [batch] each"""
+        """Set the errors of the transitions in a minibatch that this session collected. [batch] each"""
         own = slice(None) if self._offline is None else slice(int((index >= 0).sum()))
         self.memory.update_priorities(index[own], error[own])
 
@@ -176,7 +178,7 @@ class Experience:
 
 
 def first_update(config: ExperienceConfig, num_envs: int, ranks: int = 1) -> int:
-    """Return the frame, counted over all ranks, from which updates are due and a minibatch is stored.
+    """Return the frame, counted over all ranks, from which on updates are due and a minibatch is stored.
 
     config, num_envs: options and number of environments of one rank.
     """
@@ -192,7 +194,7 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
     memory = replay_class(config.memory)
     if memory.TRAITS.sequences != sequences:
         why, fix = (
-            "stores sequences, from which only a recurrent network learns",
+            "stores sequences, from which only a recurrent network can learn",
             "agent/memory=uniform or agent/memory=prioritized, or agent=recurrent_dqn agent/network=gru",
         )
         if sequences:
@@ -240,7 +242,7 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
             raise InputError.contradiction(
                 "agent.memory",
                 typed,
-                "hindsight replaces goals only in transitions that this session collects, and none of them "
+                "hindsight replaces goals only in transitions that this session collects, but none of them "
                 "is used",
                 f"agent/memory=uniform or change {typed.partition('=')[0]}",
             )
@@ -248,7 +250,7 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
         if begin:
             raise InputError.about(
                 f"agent.collect_from={begin}",
-                "there is nothing to learn from until then",
+                "before that frame, there is nothing to learn from",
                 "agent.collect_from=0, or give a source of transitions: agent/offline=run or "
                 "agent/offline=minari",
                 code="contradiction",
@@ -294,8 +296,9 @@ def check_replay(
 ) -> None:
     """Raise InputError if the replay buffer or its source contradicts other parts of the configuration.
 
-    actions: action space of the environment; actions_of: returns the action space of another environment.
-    Agents without a replay buffer pass.
+    actions: action space of the environment; actions_of: function that returns the action space of another
+    environment.
+    Nothing is checked for agents without a replay buffer.
     """
     experience = config.agent.config
     if not isinstance(experience, ExperienceConfig):
@@ -324,7 +327,7 @@ def check_replay(
     if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
         raise InputError.about(
             f"agent.collect_until={until}",
-            "after this frame there are no training episodes, from which the score is computed",
+            "the score is computed from training episodes, and there are none after this frame",
             "meta.rigorous_eval=4 (environments for evaluation), or agent.collect_until=null",
             code="contradiction",
             key="meta.rigorous_eval",
@@ -361,18 +364,18 @@ def _check_source(
         if not same_actions(theirs, actions):  # buffers store actions without their bounds
             raise InputError.about(
                 "agent.offline",
-                f"the actions of its source, {played_in.config.name}, are {theirs}, but those of this "
-                f"environment are {actions}: the same number would mean another action",
+                f"its data was collected in {played_in.config.name}, whose actions are {theirs}, but this "
+                f"environment's actions are {actions}: the same number would mean a different action",
                 "Use a run with the same action space.",
                 code="contradiction",
             )
 
 
 def experience_for_rank(config: Options, ranks: int, sequence_length: int = 1) -> Options:
-    """Return the options of one of several ranks.
+    """Return one rank's share of the options.
 
-    sequence_length: steps of a sequence that the agent learns from. Raises InputError if minibatch or replay
-    buffer cannot be divided equally.
+    sequence_length: number of steps in a sequence that the agent learns from. Raises InputError if
+    minibatch or replay buffer cannot be divided equally.
     """
     config = divide_option(config, "batch_size", ranks, sequence_length=sequence_length)
     buffer = divide_option(config.memory.config, "capacity", ranks, "agent.memory")

@@ -21,9 +21,9 @@ class Values(NamedTuple):
     """Action values from which to choose, computed only if needed."""
 
     compute: Callable[[], NDArray]
-    """Computes the values, [num_envs, actions], with minus infinity for invalid actions."""
+    """Function that computes the values, [num_envs, actions], with minus infinity for invalid actions."""
     shape: tuple[int, int]
-    """Numbers of environments and actions."""
+    """Number of environments and number of actions."""
     mask: Masks = None
     """Valid actions, [num_envs, actions]; None if all are valid."""
 
@@ -33,13 +33,13 @@ class ExplorationTraits:
     """Needs and capabilities of a class of explorations."""
 
     noisy: bool = False
-    """Whether it explores only through the noise of the network's weights."""
+    """Whether all exploration comes from noise in the network's weights."""
     probabilities: bool = False
-    """Whether it provides the probability of each action, `Exploration.probabilities`."""
+    """Whether the class defines `probabilities`, which returns the probability of each action."""
 
 
 class Exploration(ABC):
-    """Chooses actions. Built as `Target(config)`; has no state except the generator that it is given."""
+    """Chooses actions. Built as `Target(config)`; has no state except the generator that it receives."""
 
     TRAITS: ClassVar[ExplorationTraits] = ExplorationTraits()
 
@@ -48,11 +48,11 @@ class Exploration(ABC):
         """Return one action for each environment, counted from 0. [num_envs]"""
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
-        """Return the probability of each action from its value, minus infinity if invalid. [n, actions]"""
+        """Return the probability of each action. values: minus infinity if invalid. [n, actions] each"""
         raise NotImplementedError
 
     def strength(self, frame: int) -> float:
-        """Return the coefficient at `frame`, the column `exploration` of a metrics row; 0 if none."""
+        """Return the coefficient at `frame`, the column `exploration` of metrics rows; 0 if there is none."""
         return 0.0
 
 
@@ -71,7 +71,7 @@ def exploration_class(component: Component) -> type[Exploration]:
 
 
 def uniform_valid(mask: NDArray[np.bool_], share: NDArray) -> NDArray[np.int64]:
-    """Return a valid action for each row, [n].
+    """Return a uniformly chosen valid action for each row, [n].
 
     mask: valid actions, [n, actions]; share: uniform random numbers in [0, 1), [n].
     """
@@ -88,7 +88,7 @@ class EpsilonGreedyConfig:
 
 
 class EpsilonGreedy(Exploration):
-    """Takes a uniformly random valid action with probability epsilon, otherwise the one of largest value."""
+    """Takes a uniformly random valid action with probability epsilon, otherwise the best action."""
 
     Config = EpsilonGreedyConfig
     TRAITS = ExplorationTraits(probabilities=True)
@@ -115,7 +115,7 @@ class EpsilonGreedy(Exploration):
         return action
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
-        """Return the probability of each action from its value, minus infinity if invalid. [n, actions]"""
+        """Return the probability of each action. values: minus infinity if invalid. [n, actions] each"""
         valid, epsilon = values > -np.inf, self.strength(frame)
         probability = epsilon * valid / valid.sum(1, keepdims=True)
         probability[np.arange(len(values)), values.argmax(1)] += 1 - epsilon
@@ -144,11 +144,11 @@ class Boltzmann(Exploration):
         self._config = config
 
     def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Choose with the Gumbel-max trick, scaled by the temperature so that this can be 0. [num_envs]"""
+        """Choose by the Gumbel-max trick, with scaled noise, so that the temperature can be 0. [num_envs]"""
         return (values.compute() + self.strength(frame) * generator.gumbel(size=values.shape)).argmax(1)
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
-        """Return the probability of each action from its value, minus infinity if invalid. [n, actions]"""
+        """Return the probability of each action. values: minus infinity if invalid. [n, actions] each"""
         best = values.max(1, keepdims=True)
         temperature = self.strength(frame)
         weight = np.exp((values - best) / temperature) if temperature > 0 else (values == best).astype(float)
@@ -165,7 +165,7 @@ class NetworkNoiseConfig:
 
 
 class NetworkNoise(Exploration):
-    """Takes the best action according to noisy weights, drawn for each step and environment."""
+    """Takes the best action according to noisy weights, which are redrawn for each step and environment."""
 
     Config = NetworkNoiseConfig
     TRAITS = ExplorationTraits(noisy=True)

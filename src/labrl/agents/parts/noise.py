@@ -1,4 +1,4 @@
-"""Exploration noise: that of deterministic policies (`agent/noise`), and of state-dependent exploration."""
+"""Noise for the exploration of deterministic policies (`agent/noise`) and for state-dependent exploration."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ActionNoise:
         raise NotImplementedError
 
     def strength(self, frame: int) -> float:
-        """Return the coefficient at `frame`, the column `exploration` of a metrics row."""
+        """Return the noise coefficient at `frame`, which is the column `exploration` of a metrics row."""
         raise NotImplementedError
 
     def begin(self, envs: NDArray[np.bool_]) -> None:
         """Reset the noise of the environments that begin a new episode. [num_envs]"""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state except the generator."""
+        """Return the complete state except the generator."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -37,15 +37,15 @@ class ActionNoise:
 
 
 class HeldNoise:
-    """Standard normal noise of state-dependent exploration, which each environment keeps for some steps."""
+    """Standard normal noise for state-dependent exploration; each environment keeps it for several steps."""
 
     def __init__(self, config: StateDependentConfig, num_envs: int, head: Any) -> None:
-        """head: an ExploringHead, which reads the noise."""
+        """head: ExploringHead that uses the noise."""
         self._steps, self._left = config.steps, 0
         self._noise: NDArray[np.float32] = np.zeros((num_envs, *head.log_std.shape), np.float32)
 
     def sample(self, generator: np.random.Generator) -> NDArray[np.float32]:
-        """Return the noise of one vector step, drawn anew every `steps`. [num_envs, features, size]"""
+        """Return the noise of one vector step, drawn anew after `steps` steps. [num_envs, features, size]"""
         if not self._left:
             self._noise = generator.standard_normal(size=self._noise.shape, dtype=np.float32)
             self._left = self._steps
@@ -53,7 +53,7 @@ class HeldNoise:
         return self._noise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the noise, and for how many steps it stays."""
+        """Return the noise, and the number of steps for which it is still kept."""
         return {"left": self._left, "noise": self._noise.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class GaussianNoiseConfig:
     """Independent Gaussian noise in each step (Fujimoto et al., 2018, arXiv:1802.09477)."""
 
     std: NonNegativeSchedule
-    """Standard deviation of the noise on actions scaled to (-1, 1), >= 0."""
+    """Standard deviation of the noise that is added to actions scaled to (-1, 1), >= 0."""
 
 
 class GaussianNoise(ActionNoise):
@@ -91,7 +91,7 @@ class OrnsteinUhlenbeckNoiseConfig:
     """Temporally correlated noise, for tasks with inertia (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
     std: NonNegativeSchedule
-    """Standard deviation sigma of the increment of each step, for actions scaled to (-1, 1), >= 0; the
+    """Standard deviation sigma of the increment in each step, >= 0, for actions scaled to (-1, 1); the
     stationary standard deviation of the noise is about sigma / sqrt(2 theta)."""
     theta: Probability
     """Fraction of the noise that decays in each step, in [0, 1]; noise lasts for about 1 / theta steps."""

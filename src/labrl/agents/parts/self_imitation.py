@@ -1,6 +1,6 @@
 """Self-imitation learning: repeat past steps with high returns (Oh et al., 2018, arXiv:1806.05635).
 
-A part of A2C, PPO and REINFORCE with a value baseline (`agent/self_imitation`).
+An optional part of A2C, PPO, and REINFORCE with a value baseline (`agent/self_imitation`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class SelfImitationConfig:
     """Options of self-imitation."""
 
     memory: Component
-    """Replay buffer of the steps of whole episodes with their returns, prioritized by (R - V)+."""
+    """Replay buffer of the steps of whole episodes with their returns R, prioritized by max(R - V, 0)."""
     updates: PositiveInt
     """Number of updates after each rollout of the agent, M in the paper, >= 1."""
     batch_size: PositiveInt
-    """Steps in a minibatch, >= 1; updates begin once this number of steps is stored."""
+    """Number of steps in a minibatch, >= 1; updates begin once this number of steps is stored."""
     policy_coef: NonNegativeFloat
     """Weight of the policy loss, >= 0."""
     value_coef: NonNegativeFloat
@@ -73,12 +73,12 @@ def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor)
 class SelfImitation:
     """Stores the steps of whole episodes, and learns from those whose return exceeds their value.
 
-    The return of an episode that a time limit truncated includes the value of its last state at that time.
+    If a time limit truncated an episode, its return includes the value of its last state, as estimated then.
     """
 
     Config = SelfImitationConfig
     STATISTICS = ("imitation_loss_policy", "imitation_loss_value", "imitation_advantage", "imitation_share")
-    """Means over the minibatches: both losses, (R - V)+, and the share of steps where it is positive."""
+    """Names of means over minibatches: both losses, (R - V)+, and the share of steps with R > V."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class SelfImitation:
         compute: Compute,
         generator: np.random.Generator,
     ) -> None:
-        """policy: agent that learns; generator: one of the session's streams, which save it."""
+        """policy: agent that learns; generator: one of the session's random streams,
+        so that its state is saved with them."""
         self._config, self._policy, self._gamma, self._clock = config, policy, gamma, clock
         self._episodes = Episodes(1, spaces.num_envs)
         self._held: list[Any] | None = None  # latest step, until the next observation is known
@@ -140,7 +141,7 @@ class SelfImitation:
         episodes.clear()
 
     def learn(self) -> int:
-        """Make the updates after a rollout, once a minibatch is stored. Returns the number of updates."""
+        """Make the updates after a rollout if a minibatch is stored. Returns the number of updates."""
         size = self._config.batch_size
         if len(self._memory) < size:
             return 0
@@ -158,7 +159,7 @@ class SelfImitation:
         return self._config.updates
 
     def loss(self, network: Callable[..., Any], minibatch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]
+        """Compute eq. 1 weighted by importance, a scalar, and STATISTICS of each step, [statistics, batch].
 
         minibatch: past steps with their discounted returns as rewards.
         """
@@ -185,7 +186,7 @@ class SelfImitation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, also in the middle of episodes."""
+        """Restore a saved state, even one that was saved in the middle of episodes."""
         self._memory.load_state_dict(state["memory"])
         self._episodes.load_state_dict(state["episodes"])
         self._held = state["held"]
@@ -198,7 +199,7 @@ class SelfImitation:
     def _add(self, held: list[Any], following: NDArray) -> None:
         """Store a step as a transition that terminates, with its return as the reward.
 
-        following: observation of the next stored step, with which the replay buffer compares it.
+        following: observation of the next stored step, which the replay buffer expects with that step.
         """
         observation, action, mask, discounted_return, over = held
         step = Step(

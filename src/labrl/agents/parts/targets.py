@@ -24,7 +24,7 @@ class TargetNetwork(Generic[Network]):
         self.followed = learner.flat.vector
         """Weights to follow. [size]"""
         self.forward_network = learner.accelerate(self.network)
-        """Function that computes the network as the learner computes its own, for losses."""
+        """Function that computes the target network for losses, as fast as the learner's own network."""
 
     def frames_passed(self, before: int, now: int) -> None:
         """Advance the target network after a vector step, before the updates that are due.
@@ -37,7 +37,7 @@ class TargetNetwork(Generic[Network]):
 
     @property
     def distance(self) -> float:
-        """Euclidean distance between its weights and the followed ones."""
+        """Euclidean distance between the target network's weights and the followed weights."""
         return float((self.followed.detach() - self.weights).norm())
 
 
@@ -46,7 +46,7 @@ class ReplaceConfig:
     """Periodic copies of the weights (Mnih et al., 2015)."""
 
     every: PositiveInt
-    """Frames between copies, >= 1."""
+    """Number of frames between copies, >= 1."""
 
 
 class Replace(TargetNetwork[Network]):
@@ -59,7 +59,7 @@ class Replace(TargetNetwork[Network]):
         self._every = config.every
 
     def frames_passed(self, before: int, now: int) -> None:
-        """Copy the weights if the step crosses a multiple, for any number of frames in a step."""
+        """Copy the weights if the step reaches a multiple of `every`, even if it jumps past the multiple."""
         if now // self._every > before // self._every:
             with torch.no_grad():
                 self.weights.copy_(self.followed)
@@ -70,7 +70,7 @@ class PolyakConfig:
     """Moving average of the weights (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
     tau: Fraction
-    """Step towards the online weights in each update, in (0, 1]; 1: no delay."""
+    """Fraction of the distance to the online weights that each update covers, in (0, 1]; 1: no delay."""
 
 
 class Polyak(TargetNetwork[Network]):
@@ -83,6 +83,6 @@ class Polyak(TargetNetwork[Network]):
         self._tau = config.tau
 
     def updated(self) -> None:
-        """Move the target towards the followed weights."""
+        """Move the target network's weights toward the followed weights."""
         with torch.no_grad():
             self.weights.lerp_(self.followed, self._tau)
