@@ -147,9 +147,7 @@ class Evidence:
         if self.baseline is not None:
             return self.baseline.mean + 0.1 * (self.baseline.std or 0.0), "return of the random policy"
         returns = self.known("return_mean", updates=False)[1]
-        return float(
-            returns[: max(len(returns) // 4, 1)].mean()
-        ), "mean return in the first quarter of the rows"
+        return float(returns[: max(len(returns) // 4, 1)].mean()), "mean of the first quarter of the rows"
 
 
 Check = Callable[[Evidence], Seen | None]
