@@ -17,8 +17,8 @@ from labrl.learning.ranks import ALONE, Ranks
 from labrl.memory.workspace import Workspace
 
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
-"""Runs a function and records its operations. Returns a function that repeats them, and the results of the
-recorded function, which each repetition overwrites."""
+"""Runs a function and records its operations. Returns a function that repeats the recorded operations, and
+the results of the recorded run, which every repetition overwrites."""
 
 
 def record_graph(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
@@ -31,14 +31,14 @@ def record_graph(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 
 def _cpu_has(*capabilities: str) -> bool:
-    """Return whether the processor has one of these capabilities, as torch names them."""
-    # Older versions of PyTorch do not name them.
+    """Return whether the processor has any of `capabilities`, which are names that torch uses."""
+    # Older versions of PyTorch do not list capabilities.
     found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return any(found.get(name) for name in capabilities)
 
 
 def _check_gpus(device: str, num_gpus: float) -> None:
-    """Raise InputError if there are fewer GPUs, or if a GPU is requested but none is granted."""
+    """Raise InputError if there are too few GPUs, or if a GPU is requested but the trial is granted none."""
     there = torch.cuda.device_count()
     if num_gpus > there:
         raise InputError.value(
@@ -58,26 +58,27 @@ def _check_gpus(device: str, num_gpus: float) -> None:
 
 
 def set_deterministic(deterministic: bool, device: torch.device, compiled: bool = False) -> None:
-    """Choose whether operations of this process on `device` are deterministic; those on the CPU always are.
+    """Choose whether operations of this process on a GPU are deterministic; operations on the CPU always are.
 
-    deterministic: use algorithms with a fixed order of sums and raise RuntimeError for operations that have
-    none; False: use the fastest ones. compiled: whether networks are compiled by torch.compile.
+    deterministic: True to use algorithms with a fixed order of summation, and raise RuntimeError for
+    operations that have no such algorithm; False to use the fastest algorithms. compiled: whether networks
+    are compiled by torch.compile.
     """
-    # On the CPU, PyTorch would replace algorithms that are deterministic already by slower ones.
+    # On the CPU, PyTorch would replace algorithms that are already deterministic with slower ones.
     on = deterministic and device.type == "cuda"
     if compiled:
-        torch.use_deterministic_algorithms(on)  # of the compiler too, which takes 2 s to import
+        torch.use_deterministic_algorithms(on)  # also for the compiler, which takes 2 s to import
     else:
         torch.set_deterministic_debug_mode("error" if on else "default")
-    # Filling unused memory only helps to find mistakes, and takes time.
+    # Filling unused memory takes time and only helps to find mistakes.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def use_one_thread() -> Callable[[], None]:
-    """Let matrix products of torch and NumPy use one thread in this process. Return a function to undo this.
+    """Limit matrix products of torch and NumPy in this process to one thread. Return a function to undo this.
 
-    Most products of a session are so small that threads take longer to meet than to multiply. Learners divide
-    the large ones among threads of their own.
+    Most products of a session are so small that threads would take longer to synchronize than to multiply.
+    Learners divide large products among threads of their own.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -97,26 +98,27 @@ class Compute:
     device: torch.device
     """Device of the networks."""
     precision: torch.dtype
-    """torch.float32, or torch.bfloat16 for matrix products and convolutions under autocast. Weights,
-    gradients and optimizer state are float32 in both cases."""
+    """Number format of matrix products and convolutions: torch.float32, or torch.bfloat16 under autocast.
+    Weights, gradients and optimizer state are always float32."""
     num_threads: int
     """Number of processor cores that this session may use, >= 1."""
     workspace: Workspace = field(default_factory=Workspace)
-    """Storage of large arrays."""
+    """Place where large arrays are stored."""
     ranks: Ranks = ALONE
-    """Processes that train this session together."""
+    """Group of processes that train this session together."""
     noise: NoiseScales | None = None
     """Noise scales of gradients; None if they are not measured."""
     compiled: bool = False
     """Whether networks are compiled by torch.compile."""
     kernels: bool = True
-    """Whether kernels compute fully connected networks on the CPU."""
+    """Whether labrl's kernels compute fully connected networks on the CPU."""
     on_device: list[Any] = field(default_factory=list)
-    """`Changes` of all networks whose updates do not wait for the device."""
+    """`Changes` objects of all networks whose updates do not wait for the device."""
     record: Record | None = None
-    """Records updates and forward passes, which then are functions of fixed memory; None if it is off."""
+    """Function that records updates and forward passes, which then always use the same memory; None if
+    nothing is recorded."""
     note: Callable[[str], None] | None = None
-    """Writes a line to the log of the session; None to discard it."""
+    """Function that writes a line to the session's log; None to discard the line."""
 
     @classmethod
     def choose(
@@ -128,11 +130,11 @@ class Compute:
         num_gpus: float | None = None,
         faster_on_gpu: bool = True,
     ) -> Compute:
-        """Resolve `auto` for this machine and distribute the sessions over its GPUs.
+        """Resolve `auto` for this machine and distribute the sessions over the machine's GPUs.
 
         num_gpus: number of GPUs granted to the trial, None for all; faster_on_gpu: whether `auto` means a GPU
-        if there is one. For small networks, launching GPU kernels takes longer than the computation
-        on a CPU. Raises InputError if more GPUs are requested than there are.
+        if there is one; for small networks, launching GPU kernels takes longer than the computation on a CPU.
+        Raises InputError if more GPUs are requested than exist.
         """
         if num_gpus is not None:
             _check_gpus(device, num_gpus)
@@ -147,7 +149,7 @@ class Compute:
         granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
         chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")
         if on_gpu:
-            # Deterministic products need it, and cuBLAS reads it only before the first product.
+            # Deterministic products need this variable, and cuBLAS reads it only before the first product.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if precision == "auto":
             # Emulated bfloat16 is slower than float32.
@@ -163,11 +165,14 @@ class Compute:
 
     @property
     def rounds_weights(self) -> bool:
-        """Whether to keep bfloat16 copies of the weights: a GPU casts weights in no time, and compiled code
-        casts them where it uses them."""
+        """Whether to keep bfloat16 copies of the weights.
+
+        A GPU needs no copies, because it casts weights in almost no time, nor does compiled code, which casts
+        weights where it uses them.
+        """
         return self.precision == torch.bfloat16 and self.device.type == "cpu" and not self.compiled
 
     @property
     def waits_for_weights(self) -> bool:
-        """Whether matrix products (AMX, bfloat16) are so fast that an update is bound by reading weights."""
+        """Whether matrix products (AMX, bfloat16) are so fast that reading weights limits updates."""
         return self.rounds_weights and _cpu_has("amx_bf16")

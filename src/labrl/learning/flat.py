@@ -12,11 +12,11 @@ from torch import Tensor, nn
 Network = TypeVar("Network", bound=nn.Module)
 
 CACHE_LINE = 16
-"""Floats in a cache line: matrix kernels are slower at addresses that are not a multiple of its size."""
+"""Number of floats in a cache line. Matrix kernels are slower at addresses that are not multiples of it."""
 
 
 class FlatParameters:
-    """Make the trainable parameters of `module` views of one vector, and their gradients views of another.
+    """Stores a module's trainable parameters as views of one vector, and their gradients as views of another.
 
     Clipping, averaging and the optimizer's update are then a few operations for the whole network instead of
     a few for each layer.
@@ -28,12 +28,12 @@ class FlatParameters:
         self.vector = nn.Parameter(torch.zeros(size, device=device))
         """All weights, [size]."""
         self.gradient = torch.zeros_like(self.vector.data)
-        """Gradient of all weights, [size]; the same memory as `vector.grad`."""
+        """Gradient with respect to all weights, [size]; `vector.grad` uses the same memory."""
         self.vector.grad = self.gradient
         self.shared = False
         """Whether other processes may write the weights at any time."""
         self.moved: list[Callable[[], None]] = []
-        """Functions to call when the weights have moved to other memory."""
+        """Functions that are called after the weights have moved to other memory."""
         self._bound: list[list[nn.Parameter]] = []
         self._pieces: list[tuple[nn.Parameter, slice]] = []
         self._bind(module, copy_values=True)
@@ -49,9 +49,9 @@ class FlatParameters:
         self._bound.append(parameters)
 
     def move_to(self, memory: Tensor) -> None:
-        """Use `memory`, [size], for the weights from now on, in all copies of the network too.
+        """Use `memory`, [size], as the memory of the weights, in the network and in all of its copies.
 
-        Other processes may write to it.
+        Other processes may write to `memory`.
         """
         self.vector.data = memory
         self.shared = True
@@ -67,7 +67,7 @@ class FlatParameters:
     def pieces(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
         """Return the parameters of some submodules of `module`, with gradients, in as few pieces as possible.
 
-        owners: the submodules.
+        owners: submodules whose parameters to return.
         """
         owned = {id(parameter) for owner in owners for parameter in owner.parameters()}
         ranges: list[list[int]] = []
@@ -90,7 +90,7 @@ class FlatParameters:
     def replica(self, module: Network, same_buffers: bool = False) -> Network:
         """Return a copy of `module` that shares its weights' memory and has no gradients yet.
 
-        same_buffers: whether it shares the memory of the buffers too.
+        same_buffers: whether the copy shares the memory of the buffers too.
         """
         twin = copy.deepcopy(module)
         self._bind(twin, copy_values=False)
@@ -117,13 +117,13 @@ def views(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return contiguous tensors of the shapes of parameters as one vector, like `views` of it. [size]"""
+    """Return one vector that contains contiguous tensors in the shapes of parameters. [size]"""
     padded = [nn.functional.pad(t.flatten(), (0, _aligned(t.numel()) - t.numel())) for t in tensors]
     return torch.cat(padded)
 
 
 def aligned_size(parameters: Sequence[nn.Parameter]) -> int:
-    """Return the size of the vector that contains the parameters."""
+    """Return the size of the vector that contains the parameters, including padding."""
     return sum(_aligned(parameter.numel()) for parameter in parameters)
 
 

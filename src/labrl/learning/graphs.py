@@ -1,8 +1,9 @@
-"""Learner on a GPU: updates and forward passes as functions of fixed memory, which CUDA graphs repeat.
+"""Learner on a GPU, whose updates and forward passes are recorded and repeated as CUDA graphs.
 
-Starting an operation on a GPU takes longer than computing it for a small minibatch. A CUDA graph starts all
-operations of an update at once. It repeats them on the same memory, so everything that changes between two
-updates is in tensors that keep their places: weights, the optimizer's moments, minibatches and coefficients.
+For a small minibatch, starting an operation on a GPU takes longer than computing it. A CUDA graph starts all
+operations of an update at once. It always repeats them on the same memory, so everything that changes between
+two updates is in tensors with fixed addresses: weights, the optimizer's moments, minibatches and
+coefficients.
 """
 
 from __future__ import annotations
@@ -24,29 +25,31 @@ from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_tensor
 from labrl.learning.optimizers import takes_tensors
 
 WARM_UP = 3
-"""Calls of a function before it is recorded, in which libraries choose algorithms and allocate memory."""
+"""Number of calls before a function is recorded, during which libraries choose algorithms and allocate
+memory."""
 
 MAX_FUNCTIONS = 16
-"""Number of functions for which a learner reserves memory; further ones are computed as they come."""
+"""Maximum number of functions for which a learner reserves memory; further functions are computed without a
+graph."""
 
 
 @runtime_checkable
 class Replaceable(Protocol):
-    """A minibatch, a dataclass, whose tensors can be replaced by others of the same shapes."""
+    """A minibatch, which is a dataclass, whose tensors can be replaced with others of equal shapes."""
 
     @property
     def place(self) -> int:
-        """Address of data that it shares with other minibatches; 0 if there are none."""
+        """Address of the data that this minibatch shares with other minibatches; 0 if it shares no data."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that differ from those of other minibatches, by field."""
 
 
 class Fixed:
-    """A function of tensors that are always in the same places, so that its operations can be recorded.
+    """A function of tensors with fixed addresses, so that its operations can be recorded.
 
-    The function must depend only on these tensors and on others that keep their places, must change only such
-    tensors, and must not wait for results.
+    The function must depend only on its arguments and on other tensors with fixed addresses, must change only
+    such tensors, and must not wait for results.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Fixed:
         device: torch.device,
         record: Record,
     ) -> None:
-        """like: tensors of the shapes and types of all calls."""
+        """like: tensors with the shapes and types of the arguments of every call."""
         self._function, self._record, self._calls = function, record, 0
         self._inputs = {name: torch.empty_like(each, device=device) for name, each in like.items()}
         # Tensors of one kind are copied in one operation.
@@ -84,12 +87,12 @@ class Fixed:
 class DeviceLearner(Learner[Network]):
     """A learner whose updates do not wait for the device, and are recorded as CUDA graphs where possible.
 
-    Learning rates and coefficients are tensors, whose present values the recorded operations read. The
-    results are those of the same functions without graphs, bit for bit.
+    Learning rates and coefficients are tensors, whose current values the recorded operations read. The
+    results equal those of the same functions without graphs bit for bit.
     """
 
     def __init__(self, network: Network, compute: Compute, new_optimizer: NewOptimizer, images: bool) -> None:
-        """images: whether the network sees images."""
+        """images: whether the network's inputs are images."""
         self._all_changes = compute.on_device
         super().__init__(network, compute, new_optimizer, images=images)
         self._scalars: dict[str, tuple[float | None, Tensor]] = {}
@@ -104,7 +107,7 @@ class DeviceLearner(Learner[Network]):
             compute.note(f"{type(network).__name__} learns without CUDA graphs: {self._why_not}.")
 
     def _reason(self, compute: Compute) -> str:
-        """Return why updates cannot be functions of fixed memory; an empty string if they can."""
+        """Return why updates cannot be recorded; an empty string if they can."""
         if not takes_tensors(self._optimizer):
             return "its optimizer needs a learning rate in main memory"
         if vars(self.network).get("state_size"):
@@ -117,18 +120,18 @@ class DeviceLearner(Learner[Network]):
 
     @property
     def _usable(self) -> bool:
-        """Whether calls can be functions of fixed memory now."""
+        """Whether calls can be recorded or repeated now."""
         off = self._record is None or self._why_not or self._changes.found or self.flat.shared
         # Losses also compute networks of other learners, target networks and copies.
         return not (off or any(each.hooked for each in self._all_changes))
 
     def accelerate(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
-        """Return a function that computes `network`, like Learner, and watch the network for hooks."""
+        """Return a function that computes `network`, like `Learner.accelerate`, and watch it for hooks."""
         self._all_changes.append(Changes(network))
         return super().accelerate(network, vector)
 
     def scalar(self, name: str, value: float | Tensor) -> float | Tensor:
-        """Return a number for losses as a tensor, which each call refills."""
+        """Return a number for losses as a tensor, which each call overwrites with the current value."""
         if self._why_not:
             return value
         before, tensor = self._scalars.get(name, (None, None))
@@ -141,14 +144,14 @@ class DeviceLearner(Learner[Network]):
         return tensor
 
     def layout(self, observation: NDArray | Tensor) -> NDArray | Tensor:
-        """Return observations in the network's layout; images on the device, where that is faster."""
+        """Return observations in the network's layout. Images are converted on the device, for speed."""
         several = isinstance(observation, np.ndarray) and observation.dtype.names
         if self._images and not several:
             observation = self.tensor(observation)
         return super().layout(observation)  # type: ignore[arg-type]  # torsos lay out tensors too
 
     def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
-        """Return arrays as tensors on the device, moved together if they have the same type."""
+        """Return arrays as tensors on the device. Arrays of the same type are moved together."""
         kinds: dict[np.dtype[Any], list[str]] = {}
         for name, array in arrays.items():
             kinds.setdefault(np.dtype(np.float32) if array.dtype == np.float64 else array.dtype, []).append(
@@ -170,7 +173,7 @@ class DeviceLearner(Learner[Network]):
         samples: int = 1,
         after: Callable[[Tensor, Any], None] | None = None,
     ) -> tuple[Tensor, float | Tensor]:
-        """Make one update, like Learner, without waiting. The next update may overwrite the results."""
+        """Make one update, like `Learner`, without waiting. The next update may overwrite the results."""
         rate: Any = self.scalar("lr", lr)
         compute = partial(super().update, loss, samples=samples, after=after)
 
@@ -219,7 +222,7 @@ class DeviceLearner(Learner[Network]):
         return type(output)._make(None if part is None else part.numpy().copy() for part in output)
 
     def _differentiate(self, value: Tensor) -> None:
-        """Add the gradient of a loss to `flat.gradient`, for all weights together unless they are changed."""
+        """Add the gradient of a loss to `flat.gradient`, in one operation unless the network is changed."""
         if self._changes.found:
             value.backward()
             return
@@ -233,7 +236,11 @@ class DeviceLearner(Learner[Network]):
         function: Callable[[Mapping[str, Tensor]], Any],
         given: Mapping[str, Tensor],
     ) -> Any:
-        """Return the results of a function of fixed memory. key: identifies it, together with its inputs."""
+        """Return the results of `function`, run on fixed memory so that it can be recorded and repeated.
+
+        key: value that identifies the function together with the names, shapes, types and devices of its
+        inputs.
+        """
         key = (*key, *((name, each.shape, each.dtype, each.device) for name, each in given.items()))
         fixed = self._fixed.get(key)
         if fixed is None:
@@ -248,7 +255,7 @@ class DeviceLearner(Learner[Network]):
         return {name: each.to(self.device, non_blocking=True) for name, each in given.items()}
 
     def _sent(self, result: Tensor, replies: dict[int, Tensor], place: int) -> Tensor:
-        """Copy a result to main memory without waiting. replies: memory for the results, by place."""
+        """Copy a result to main memory without waiting. replies: main memory for each result, by `place`."""
         if self.device.type == "cpu":
             return result
         if place not in replies:

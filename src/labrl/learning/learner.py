@@ -1,7 +1,8 @@
 """A network that learns: forward passes for acting and values, gradients of losses, and optimizer steps.
 
-Everything that makes these fast, or distributes them over threads, processes and number formats, is behind
-`forward`, `gradient` and `step`. The network is a plain module; its hooks and parametrizations take effect.
+`forward`, `gradient` and `step` hide how the computation is made fast, how it is distributed over threads and
+processes, and in which number formats it is done. The network is a plain module, whose hooks and
+parametrizations take effect.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ if TYPE_CHECKING:
 
 
 class Minibatch(Protocol):
-    """Data from which a loss is computed, in independent units: rows or sequences."""
+    """Data from which a loss is computed. It consists of independent units, which are rows or sequences."""
 
     def __len__(self) -> int:
         """Return the number of units."""
         ...
 
     def __getitem__(self, units: slice) -> Self:
-        """Return a slice of the units."""
+        """Return the minibatch of a slice of the units."""
         ...
 
 
 Batch = TypeVar("Batch", bound=Minibatch)
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
-"""Maps a network and a minibatch, or a slice of one, to the mean loss and its statistics: means, [k], or
-statistics of each row, [k, rows]."""
+"""Maps a network and a minibatch, or a slice of one, to the mean loss and statistics of the loss, which are
+means, [k], or values for each row, [k, rows]."""
 
 
 NewOptimizer = Callable[[FlatParameters], "Optimizer"]
-"""Makes the optimizer of the parameters of a network."""
+"""Makes the optimizer of a network's parameters."""
 
 
 class MatmulThreads:
-    """Context in which matrix products use more threads."""
+    """Context manager within which matrix products use `count` threads, or more if they did before."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -63,7 +64,7 @@ class MatmulThreads:
 
 
 class Learner(Generic[Network]):
-    """A network with the gradients of its losses and its optimizer, in float32."""
+    """A network with its optimizer and the gradients of its losses, in float32."""
 
     waits = True
     """Whether the results of an update are known when it returns."""
@@ -76,8 +77,8 @@ class Learner(Generic[Network]):
         num_threads: int = 1,
         images: bool = False,
     ) -> None:
-        """num_threads: threads inside the matrix products of a gradient; images: whether the network sees
-        images, for which there are no kernels."""
+        """num_threads: number of threads for the matrix products of a gradient; images: whether the network's
+        inputs are images, which the kernels do not support."""
         self.network = network.to(compute.device)
         self.device, self._images, self._precision = compute.device, images, compute.precision
         self.flat = FlatParameters(self.network)
@@ -98,7 +99,8 @@ class Learner(Generic[Network]):
     def accelerate(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
         """Return a function that computes `network`, for losses, as fast as this learner computes its own.
 
-        vector: weights of `network`, whose gradient is computed; None if they are not learned.
+        vector: weights of `network`, with respect to which gradients are computed; None if they are not
+        learned.
         """
         if self._precision != torch.float32:
             return Autocast(network, self.device.type, self._precision)
@@ -120,17 +122,18 @@ class Learner(Generic[Network]):
         return self._learns
 
     def scalar(self, name: str, value: float | Tensor) -> Any:
-        """Return a number that a loss reads: itself, or a tensor if the losses of this learner need one.
+        """Return a number for losses, as a tensor if this learner's losses need one, otherwise unchanged.
 
-        It is called before an update, not by a loss.
+        Call this method before an update, not in a loss.
         """
         return value
 
     def layout(self, observation: NDArray) -> Any:
         """Return observations, [n, *obs], in the network's layout, as an array or a tensor.
 
-        Rollouts store observations in this layout, because the network has read them when it acted. Replay
-        buffers store them as they are, to store each frame once, and `Experience.sample` applies the layout.
+        Rollouts store observations in this layout, because the network has already read them when it acted.
+        Replay buffers store observations unchanged, so that each frame is stored once, and
+        `Experience.sample` applies the layout.
         """
         return self.network.layout(observation)  # type: ignore[operator]  # a method or a function
 
@@ -148,17 +151,17 @@ class Learner(Generic[Network]):
     def gradient(self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
-        loss: is called once for each slice of the minibatch, which consists of tensors; samples: number of
-        samples in each unit of the minibatch. Returns the statistics of the loss: means over all rows, [k],
-        or statistics of each row, [k, rows]. Gradients and means are averaged over all ranks. Raises
-        InputError if the loss contains gradients with respect to weights, which are unknown where a kernel
-        computes the network.
+        loss: function that is called once for each slice of the minibatch, which consists of tensors;
+        samples: number of samples in each unit of the minibatch. Returns the statistics of the loss, which
+        are means over all rows, [k], or values for each row, [k, rows]. Gradients and means are averaged over
+        all ranks. Raises InputError if the loss differentiates with respect to weights while a kernel
+        computes the network, because a kernel does not know such gradients.
         """
         if not self._checked:
             self._check_weights()
         half, size = None, len(minibatch)
         try:
-            # Now and then, the gradient over half the minibatch shows how noisy gradients are.
+            # Occasionally, the gradient over half the minibatch shows how noisy gradients are.
             if self._noise is not None and self._noise.due(size):
                 before = [buffer.clone() for buffer in self.network.buffers()]
                 self._compute(loss, minibatch[slice(0, size // 2)], sliced=False)
@@ -179,9 +182,9 @@ class Learner(Generic[Network]):
         return statistics
 
     def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
-        """Compute `flat.gradient` of a loss over a minibatch, and return the statistics of the loss.
+        """Compute the gradient of a loss over a minibatch in `flat.gradient`. Return the loss's statistics.
 
-        sliced: whether the minibatch may be sliced, in learners that do so.
+        sliced: whether a learner that slices minibatches may slice this one.
         """
         self.flat.gradient.zero_()
         # The norm of the gradient reveals numbers that are not finite.
@@ -199,11 +202,12 @@ class Learner(Generic[Network]):
         samples: int = 1,
         after: Callable[[Tensor, Any], None] | None = None,
     ) -> tuple[Tensor, Any]:
-        """Compute the gradient of a mean loss, and make one step with learning rate `lr`.
+        """Compute the gradient of a mean loss and take one optimizer step with learning rate `lr`.
 
-        after: is called with the results, and is part of what a graph repeats; the other arguments are those
-        of `gradient`. Returns the statistics of the loss, and the norm of the gradient before clipping: a
-        number, or a scalar tensor if the learner does not wait for its device.
+        after: function that is called with the results; a CUDA graph that repeats the update includes this
+        call. The other arguments are those of `gradient`. Returns the statistics of the loss and the norm of
+        the gradient before clipping, which is a number, or a scalar tensor if the learner does not wait for
+        its device.
         """
         statistics, norm = self.gradient(loss, minibatch, samples=samples), self.step(lr)
         if after is not None:
@@ -215,8 +219,10 @@ class Learner(Generic[Network]):
         value.backward()
 
     def _explained(self, error: RuntimeError) -> Exception:
-        """Return an error of a loss, or an InputError if it differentiates with respect to other weights than
-        those that computed the loss."""
+        """Return the error of a loss to raise: `error`, or an InputError with an explanation.
+
+        An InputError explains that the loss differentiates with respect to weights that did not compute it.
+        """
         if "not have been used in the graph" not in str(error):
             return error
         return InputError(
@@ -238,7 +244,7 @@ class Learner(Generic[Network]):
                 "agent._target_",
                 f"{', '.join(new)} of {type(self.network).__name__} were added after its learner was made, "
                 "so they would not be learned",
-                "Add layers, and parametrizations with new weights, in a network of your own (agent.network) "
+                "Add layers, and parametrizations with new weights, in your own network (agent.network) "
                 "instead of the agent",
             )
 
@@ -247,7 +253,7 @@ class Learner(Generic[Network]):
         return self._optimizer.step(lr)
 
     def copy_network(self) -> tuple[Network, Tensor]:
-        """Return a copy of the network with separate weights and no gradients, and these weights, [size]."""
+        """Return a copy of the network without gradients, and the separate weights of the copy, [size]."""
         other = copy.deepcopy(self.network)
         vector = FlatParameters(other).vector.detach()
         for parameter in other.parameters():
@@ -255,21 +261,21 @@ class Learner(Generic[Network]):
         return other.requires_grad_(False), vector
 
     def frozen(self) -> Network:
-        """Return a network that shares the weights' memory, for losses with gradients only for its inputs."""
+        """Return a copy that shares the weights' memory, for gradients with respect to inputs only."""
         return self.flat.replica(self.network, same_buffers=True).requires_grad_(False)
 
     def tensor(self, array: Any) -> Any:
-        """Return an array as a tensor on the device, float64 as float32, without copying if possible.
+        """Return an array as a tensor on the device, without copying if possible. float64 becomes float32.
 
         Tensors and None are returned unchanged.
         """
         if array is None or isinstance(array, Tensor):
             return array
-        # The call returns when the array has been read, and does not wait for a GPU to have it.
+        # The call returns once the array has been read, and does not wait until a GPU has received it.
         return as_tensor(array).to(self.device, non_blocking=True)
 
     def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
-        """Return arrays as tensors like `tensor`."""
+        """Return arrays as tensors on the device, like `tensor`."""
         return {name: self.tensor(array) for name, array in arrays.items()}
 
     @property
@@ -283,7 +289,7 @@ class Learner(Generic[Network]):
         return float(self.weights.norm())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, buffers and the optimizer's state."""
+        """Return the weights, the buffers and the optimizer's state."""
         return {"network": self.network.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -295,14 +301,14 @@ class Learner(Generic[Network]):
         """Stop the worker threads, if there are any."""
 
     def _say_why(self, why: str) -> None:
-        """Log once why gradients are computed with autograd."""
+        """Log, once, why gradients are computed by autograd instead of a kernel."""
         if self._note is not None:
-            self._note(f"{type(self.network).__name__} learns by autograd and not by a kernel: {why}.")
+            self._note(f"{type(self.network).__name__} learns by autograd, not by a kernel: {why}.")
         self._note = None
 
 
 class Autocast:
-    """Function that computes a network in another number format where that is exact enough."""
+    """Function that computes a network in another number format wherever that format is precise enough."""
 
     def __init__(self, network: nn.Module, device: str, precision: torch.dtype) -> None:
         self._network, self._device, self._precision = network, device, precision
@@ -316,19 +322,22 @@ class Autocast:
 
 
 def squared_norm(vector: Tensor) -> float:
-    """Return the squared Euclidean norm, in double precision because noise is a difference of two of them."""
+    """Return the squared Euclidean norm, in double precision.
+
+    Single precision is too coarse, because noise is computed as a difference between two such norms.
+    """
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
 
 
 def as_tensor(array: NDArray | Tensor) -> Tensor:
-    """Return an array as a tensor in main memory, float64 as float32; tensors are returned unchanged."""
+    """Return an array as a tensor in main memory; float64 becomes float32. Tensors are returned unchanged."""
     if isinstance(array, Tensor):
         return array
     return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
 
 
 def as_arrays(output: Any) -> Any:
-    """Return a network's output, a tensor or a named tuple of tensors, as arrays."""
+    """Return a network's output as arrays. output: a tensor or a named tuple of tensors."""
     return output.cpu().numpy() if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
 
 

@@ -1,4 +1,4 @@
-"""The choice of a learner for a network."""
+"""Choice of a learner for a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from labrl.learning.learner import Learner, NewOptimizer
 
 LARGE_PRODUCTS = 2**23
-"""Number of weights times samples of a minibatch above which several threads speed up a matrix product."""
+"""Number of weights times number of samples above which several threads speed up a matrix product."""
 
 
 def make_learner(
@@ -33,9 +33,10 @@ def make_learner(
 ) -> Learner[Network]:
     """Return the fastest learner for a network, given the observations and resources of a session.
 
-    optimizer: a component, or a function that makes one for the flat parameters; max_grad_norm: largest
-    Euclidean norm of a gradient, None for no limit; batch_size: rows of a minibatch, 0 if its matrix products
-    are too small for several threads; whole_minibatches: whether a minibatch must not be sliced.
+    optimizer: a component, or a function that makes an optimizer of the flat parameters; max_grad_norm:
+    maximum Euclidean norm of a gradient, None for no limit; batch_size: number of rows in a minibatch, 0 if
+    the matrix products of a minibatch are too small for several threads; whole_minibatches: whether a
+    minibatch must not be sliced.
     """
     if compute.compiled:
         # A compiled method stored on the object would use the weights of the original in a copy of it, so
@@ -43,9 +44,9 @@ def make_learner(
         network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
     if isinstance(optimizer, Component):
         build = partial(optimizer.build, max_grad_norm=max_grad_norm)
-        optimizer = lambda flat: build(parameters=[flat.vector])  # noqa: E731  # one for all weights
+        optimizer = lambda flat: build(parameters=[flat.vector])  # noqa: E731  # one optimizer for all weights
     images = sees_images(spaces.observation)
-    # Values in the hundreds that differ by one need more than the three digits of bfloat16: use float32.
+    # Use float32, because values in the hundreds that differ by one need more than bfloat16's three digits.
     compute = compute if images else replace(compute, precision=torch.float32)
     if compute.device.type == "cuda" or compute.record is not None:
         from labrl.learning.graphs import DeviceLearner  # each learner is loaded only where it is used

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 EVERY = 16
-"""Number of gradients between measurements, each of which needs another pass over half a minibatch."""
+"""Number of gradients from one measurement to the next. A measurement costs a pass over half a minibatch."""
 RATE = 0.05
-"""Weight of a measurement in the running means, which cover about 20 measurements."""
+"""Weight of a new measurement in the running means, which cover about 20 measurements."""
 
 
 class NoiseScale:
-    """Estimates tr(S) / |G|^2, in samples: approximately the largest minibatch size that is useful.
+    """Estimates the noise scale tr(S) / |G|^2, approximately the largest useful minibatch size in samples.
 
-    S is the covariance of the samples' gradients and G their mean. Unbiased estimates of both come from the
-    gradients over half a minibatch and over all of it (appendix A.1), and are averaged over updates before
-    they are divided. The halves consist of consecutive rows, so dependent rows make the estimate smaller.
+    S is the covariance of the samples' gradients and G is their mean. Unbiased estimates of tr(S) and |G|^2
+    come from the gradients over half of a minibatch and over the complete minibatch (appendix A.1). They are
+    averaged over updates before they are divided. The halves consist of consecutive rows, so correlation
+    between rows makes the estimate smaller.
     """
 
     def __init__(self) -> None:
@@ -26,16 +27,16 @@ class NoiseScale:
 
     @property
     def value(self) -> float:
-        """Noise scale in samples; nan before the first measurement, and if noise hides the gradient."""
+        """Noise scale in samples; nan before the first measurement, or if noise hides the gradient."""
         return self._noise / self._signal if self._signal > 0 else math.nan
 
     def due(self, size: int) -> bool:
-        """Return whether to measure with the next minibatch of `size` rows. Call it before each gradient."""
+        """Return whether to measure with the next minibatch of `size` rows. Call it before every gradient."""
         self._gradients += 1
         return self._gradients % EVERY == 1 and size >= 2
 
     def add(self, small: int, small_squared: float, large: int, large_squared: float) -> None:
-        """Add a measurement: squared norms of gradients over a small and a large number of samples."""
+        """Add a measurement: the squared norms of gradients over `small` and over `large` samples."""
         signal = (large * large_squared - small * small_squared) / (large - small)
         noise = (small_squared - large_squared) / (1 / small - 1 / large)
         first = math.isnan(self._signal)
@@ -64,7 +65,7 @@ class NoiseScales:
         return self._scales[-1]
 
     def metrics(self) -> dict[str, float]:
-        """Return `noise_scale`, and `noise_scale_2` and so on if several networks learn."""
+        """Return noise scales by name: `noise_scale`, and `noise_scale_2` etc. if several networks learn."""
         return {
             f"noise_scale_{number}" if number > 1 else "noise_scale": scale.value
             for number, scale in enumerate(self._scales, 1)
@@ -75,6 +76,6 @@ class NoiseScales:
         return [scale.state_dict() for scale in self._scales]
 
     def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:
-        """Restore saved states; the list is empty if noise was not measured then."""
+        """Restore saved states. The list is empty if noise was not measured when the states were saved."""
         for scale, saved in zip(self._scales, state, strict=False):
             scale.load_state_dict(saved)

@@ -16,22 +16,22 @@ from labrl.types import Fraction, PositiveFloat, real_number
 
 
 class Optimizer(Protocol):
-    """Makes gradient descent steps. Built as `Target(config, parameters=list, max_grad_norm=float or None)`.
+    """Takes gradient descent steps. Built as `Target(config, parameters=list, max_grad_norm=float or None)`.
 
-    parameters: parts of a flat vector with gradients, [size] each; max_grad_norm: largest Euclidean norm, to
-    which the gradient of all parts is scaled down.
+    parameters: parts of a flat vector with gradients, [size] each; max_grad_norm: maximum Euclidean norm of
+    the gradient of all parts together, to which gradients with a larger norm are scaled down.
     """
 
     def step(self, lr: float) -> float:
         """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping.
 
-        If `takes_tensors`, it also takes a scalar tensor. It then waits for no result, and returns the norm
-        as a tensor.
+        If `takes_tensors(self)`, `lr` may be a scalar tensor. The update then waits for no result, and the
+        norm is returned as a tensor.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state."""
+        """Return the complete state."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -47,8 +47,8 @@ def gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 
 
 def clip_gradients(gradient: Sequence[Tensor], max_norm: float | None) -> float:
-    """Clip a gradient in several parts to a Euclidean norm. Returns the norm before clipping."""
-    # torch.dot takes a third of the time of torch.linalg.vector_norm.
+    """Clip a gradient in several parts to a maximum Euclidean norm. Returns the norm before clipping."""
+    # torch.dot takes a third of the time that torch.linalg.vector_norm takes.
     squares = 0.0
     for piece in gradient:
         squares += float(torch.dot(piece, piece))
@@ -64,9 +64,9 @@ class AdamConfig:
     """Options of Adam."""
 
     eps: PositiveFloat
-    """Number added to the root of the second moment, > 0."""
+    """Number added to the square root of the second moment, > 0."""
     beta1: Annotated[float, BeforeValidator(real_number), Field(ge=0, lt=1)]
-    """Decay of the mean gradient, in [0, 1)."""
+    """Decay rate of the mean gradient, in [0, 1)."""
 
 
 def clip_gradients_on_device(gradient: Sequence[Tensor], max_norm: float | None) -> Tensor:
@@ -82,8 +82,8 @@ def clip_gradients_on_device(gradient: Sequence[Tensor], max_norm: float | None)
 class Adam:
     """Adam (Kingma & Ba, 2015, arXiv:1412.6980), with a decay of 0.999 for the second moment.
 
-    It calls torch's fused operation directly: torch's class imports a compiler when it is made (over a
-    second), and its bookkeeping in each step takes as long as the operation itself.
+    It calls torch's fused operation directly. Creating torch's class would import a compiler, which takes
+    over a second, and the class's bookkeeping in each step takes as long as the operation itself.
     """
 
     Config = AdamConfig
@@ -138,9 +138,9 @@ class RMSPropConfig:
     """Options of RMSProp."""
 
     decay: Fraction
-    """Decay of the mean square, alpha, in (0, 1]."""
+    """Decay rate of the mean square, alpha, in (0, 1]."""
     eps: PositiveFloat
-    """Number added to the mean square under the root, > 0."""
+    """Number added to the mean square under the square root, > 0."""
 
 
 class RMSProp:
@@ -192,7 +192,8 @@ ByName = Literal[
 """Optimizers of torch.optim that treat each weight separately, so that they work on a flat vector."""
 
 FUSED_ON_CPU = {"Adagrad", "Adam", "AdamW", "SGD"}
-"""Optimizers with a fused operation on the CPU, which takes about 0.6 of the time."""
+"""Optimizers with a fused operation on the CPU, which takes about 0.6 of the time that separate operations
+take."""
 
 _NO_OPTIONS = {"params", "lr", "maximize", "foreach", "capturable", "differentiable", "fused"}
 
@@ -202,10 +203,10 @@ class TorchOptimizerConfig:
     """Options of an optimizer of torch.optim."""
 
     name: ByName
-    """Class in torch.optim."""
+    """Name of the class in torch.optim."""
     options: dict[str, Any]
-    """Arguments other than the learning rate, such as {momentum: 0.9, nesterov: true} for SGD; the others
-    keep the defaults of torch."""
+    """Arguments of the class other than the learning rate, such as {momentum: 0.9, nesterov: true} for SGD;
+    all other arguments keep torch's defaults."""
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -237,9 +238,9 @@ class TorchOptimizer:
         self._parameters, self._max_grad_norm = list(parameters), max_grad_norm
         make: Any = vars(torch.optim)[config.name]
         device = parameters[0].device.type
-        # Only on a GPU can these read a learning rate from a tensor.
+        # torch's optimizers can read a learning rate from a tensor only on a GPU.
         self.capturable = device == "cuda" and "capturable" in inspect.signature(make).parameters
-        """Whether it takes the learning rate as a tensor."""
+        """Whether the optimizer accepts the learning rate as a tensor."""
         how = {"capturable": True} if self.capturable else {}
         if config.name in FUSED_ON_CPU and device == "cpu":
             how = {"fused": True}
@@ -255,7 +256,7 @@ class TorchOptimizer:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each part, empty before the first update."""
+        """Return the state of each part, which is empty before the first update."""
         state = self._optimizer.state
         return {"parts": [dict(state.get(parameter, {})) for parameter in self._parameters]}
 
@@ -270,11 +271,11 @@ class Separate:
     """Two optimizers, for policy and value function, with separate learning rates and clipping."""
 
     def __init__(self, policy: Optimizer, value: Optimizer, value_lr: Callable[[], float]) -> None:
-        """value_lr: returns the current learning rate of the value function."""
+        """value_lr: function that returns the current learning rate of the value function."""
         self._policy, self._value, self._value_lr = policy, value, value_lr
 
     def step(self, lr: float) -> float:
-        """Make one update of both. Returns the Euclidean norm of the whole gradient before clipping."""
+        """Make one update with each optimizer. Returns the norm of the full gradient before clipping."""
         return math.hypot(self._policy.step(lr), self._value.step(self._value_lr()))
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,5 +289,5 @@ class Separate:
 
 
 def takes_tensors(optimizer: Optimizer) -> bool:
-    """Return whether the learning rate may be a scalar tensor; not for users' classes, which get numbers."""
+    """Return whether the learning rate may be a scalar tensor. Users' classes always get a number."""
     return type(optimizer) in (Adam, RMSProp) or (type(optimizer) is TorchOptimizer and optimizer.capturable)

@@ -19,16 +19,16 @@ class RankLostError(LostProcessError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of `size` processes of torch's default process group; a single one communicates with nobody.
+    """One of `size` processes of torch's default process group; with size 1, there is no communication.
 
     All ranks must call the same methods in the same order.
     """
 
     rank: int = 0
-    """Number of this process; 0 is the leader."""
+    """Index of this process, from 0; rank 0 is the leader."""
     size: int = 1
     local_rank: int = 0
-    """Number of this process on its machine."""
+    """Index of this process on its machine, from 0."""
     local_size: int = 1
     """Number of processes on this machine."""
 
@@ -38,9 +38,9 @@ class Ranks:
         return self.size == 1
 
     def all_reduce_mean_(self, *tensors: Tensor) -> None:
-        """Replace each tensor by its mean over the ranks, bit for bit the same on all, in one message.
+        """Replace each tensor with its mean over the ranks, in one message. All ranks get identical bits.
 
-        The number of ranks and the backend determine the order of the sum, so a run is reproducible.
+        The number of ranks and the backend determine the order of summation, so a run is reproducible.
         """
         if self.alone:
             return
@@ -54,9 +54,9 @@ class Ranks:
             tensor.copy_(mean.view_as(tensor))
 
     def std_mean(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sample standard deviation and mean over the columns of all ranks, [rows, 1] each.
+        """Return the sample standard deviation and the mean over the columns of all ranks, [rows, 1] each.
 
-        values: [rows, columns], with the same number of columns on all ranks.
+        values: [rows, columns]; the number of columns must be equal on all ranks.
         """
         if self.alone:
             return torch.std_mean(values, dim=1, keepdim=True)
@@ -68,7 +68,7 @@ class Ranks:
         return (squares * (count / max(count - 1, 1))).sqrt(), mean
 
     def all_reduce_max(self, *numbers: int) -> list[int]:
-        """Return the largest of each number over all ranks."""
+        """Return the maximum of each number over all ranks."""
         if self.alone:
             return list(numbers)
         told = torch.tensor(numbers)
@@ -79,7 +79,7 @@ class Ranks:
         return told.tolist()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank. value: plain data, arrays and tensors on the CPU."""
+        """Return the values of all ranks, in rank order. value: plain data, arrays and tensors on the CPU."""
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.size
@@ -90,7 +90,7 @@ class Ranks:
         return values
 
     def gather_to_rank0(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank, on rank 0; an empty list on the other ranks."""
+        """Return the values of all ranks, in rank order, on rank 0; an empty list on the other ranks."""
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         try:
             dist.gather_object(value, values)
@@ -101,7 +101,7 @@ class Ranks:
     def scatter_from_rank0(self, values: Sequence[Any] | None) -> Any:
         """Return the value that rank 0 sends to this rank.
 
-        values: the values by rank on rank 0, None on the other ranks.
+        values: on rank 0, the values in rank order; None on the other ranks.
         """
         received: list[Any] = [None]
         try:

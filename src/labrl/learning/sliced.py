@@ -1,4 +1,4 @@
-"""Learner for large products: slices of a minibatch on worker threads, in bfloat16 if that is fast."""
+"""Learner for large products. Worker threads compute slices of a minibatch, in bfloat16 if that is fast."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from labrl.networks.torso import ImageTorso
 Result = TypeVar("Result")
 
 MIN_ROWS = 16
-"""Rows of a slice from which a separate thread is worthwhile for acting in bfloat16."""
+"""Minimum number of rows in a slice for which a separate thread is worthwhile when acting in bfloat16."""
 
 MIN_MATRIX_SIZE = 2**18
-"""Number of weights of a matrix from which a rounded copy is worthwhile."""
+"""Minimum number of weights in a matrix for which a rounded copy is worthwhile."""
 
 
 class RoundedWeights:
     """The large weight matrices of a network in bfloat16, shared by all its copies.
 
-    Autocast would round them again in every forward pass of every worker and widen their gradients each time:
-    1.6 million numbers for the Nature CNN. Only matrices of image torsos are included, because autocast
-    rounds every operand of their layers.
+    Autocast would round these matrices in every forward pass of every worker, and widen their gradients each
+    time, which are 1.6 million numbers for the Nature CNN. Only matrices of image torsos are included,
+    because autocast rounds every operand of their layers.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -57,7 +57,7 @@ class RoundedWeights:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the network's weights have changed since the last refresh, except by the flat vector."""
+        """Whether weights have changed since the last refresh other than through the flat vector."""
         return self._versions != self._present()
 
     def refresh(self) -> None:
@@ -73,10 +73,11 @@ class RoundedWeights:
 class SlicedLearner(Learner[Network]):
     """Computes forward passes and gradients on slices, each on a thread with a copy of the network.
 
-    If products take most of the time on a CPU, two threads on halves of a minibatch are faster than two
-    threads inside every operation, because they synchronize once per minibatch. The difference is largest
-    while other processes are busy: PPO on Pong made 330 instead of 14 frames per second. The slices and the
-    order of their sum are fixed, so a run with the same number of threads is reproducible bit for bit.
+    If products take most of the time on a CPU, two threads that each compute half of a minibatch are faster
+    than two threads that share every operation, because they synchronize only once per minibatch. The
+    difference is largest while other processes are busy: PPO on Pong reached 330 instead of 14 frames per
+    second. The slices and the order in which their gradients are added are fixed, so a run with an unchanged
+    number of threads is reproducible bit for bit.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class SlicedLearner(Learner[Network]):
         whole_minibatches: bool = False,
         images: bool = True,
     ) -> None:
-        """whole_minibatches: whether a minibatch must not be sliced; images: whether the network sees images,
-        of which acting computes slices too."""
+        """whole_minibatches: whether a minibatch must not be sliced; images: whether the network's inputs are
+        images, in which case acting is sliced too."""
         self._acts_in_slices = images
         workers = 1 if whole_minibatches else compute.num_threads
         # If products are so fast that reading weights is the bottleneck, all threads share each product.
@@ -96,7 +97,7 @@ class SlicedLearner(Learner[Network]):
         super().__init__(network, compute, new_optimizer, workers if together else 1, images)
         self._changed = True  # whether an update has changed the weights since they were last used
         self._changes = Changes(network)
-        self._altered = False  # whether the network was changed, so that it computes itself
+        self._altered = False  # whether the network was changed, so that no copy or kernel may compute it
         # Copy the network for each worker; in float32, the first worker uses the network itself.
         count = 1 if together else workers
         rounded = RoundedWeights(self.network) if compute.rounds_weights else None
@@ -109,7 +110,7 @@ class SlicedLearner(Learner[Network]):
         self._copies = copies
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
-        # Kernels add the gradients of a copy to those of a vector.
+        # Kernels add the gradients of a copy to the gradient of a vector.
         self._vectors = [] if self._own is None else [nn.Parameter(self.weights) for _ in copies[1:]]
         for vector in self._vectors:
             vector.grad = torch.zeros_like(self.flat.gradient)
@@ -117,13 +118,13 @@ class SlicedLearner(Learner[Network]):
         others = zip_longest(copies[1:], self._vectors)
         self._functions = [first, *(self.accelerate(each, vector) for each, vector in others)]
         self._pool: ThreadPoolExecutor | None = None
-        if count > 1:  # by default, a new thread would use as many threads as there are cores for products
+        if count > 1:  # in a new thread, products would use as many threads as there are cores
             self._pool = ThreadPoolExecutor(
                 count - 1, "learner", initializer=torch.set_num_threads, initargs=(1,)
             )
 
     def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
-        """Compute `network(*inputs, **options)` without gradients, like Learner."""
+        """Compute `network(*inputs, **options)` without gradients, like `Learner.forward`."""
         if not self._acts_in_slices:
             return super().forward(*inputs, **options)
         tensors = [self.tensor(each) for each in inputs]
@@ -138,9 +139,9 @@ class SlicedLearner(Learner[Network]):
         return _joined(self._map(work, size, MIN_ROWS if self._rounded else 1))
 
     def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
-        """Compute `flat.gradient` on slices of a minibatch, like Learner on the whole of it."""
+        """Compute `flat.gradient` like `Learner`, but on slices of the minibatch."""
         self._follow()
-        # Gradients of the network itself are in the flat gradient, those of the copies beside it.
+        # Gradients of the network itself are in the flat gradient; gradients of its copies are elsewhere.
         self.flat.gradient.zero_()
         for vector in self._vectors:
             vector.grad.zero_()  # type: ignore[union-attr]  # made with the copy
@@ -173,11 +174,11 @@ class SlicedLearner(Learner[Network]):
             self._pool.shutdown()
 
     def _network(self, number: int) -> Callable[..., Any]:
-        """Return the network of a worker: its copy, or the original if that has been altered."""
+        """Return the network of a worker: its copy, or the original network if that has been altered."""
         return self._learns if self._altered else self._functions[number]
 
     def _follow(self) -> None:
-        """Update the mode and the weights of all copies to those of the network."""
+        """Give all copies the mode and the weights of the network."""
         self._altered = self._changes.found
         for each in self._copies:
             if each.training != self.network.training:
@@ -189,7 +190,7 @@ class SlicedLearner(Learner[Network]):
     def _map(self, work: Callable[[int, slice], Result], size: int, least: int = 1) -> list[Result]:
         """Call `work(worker, slice)` on all workers in parallel, and return the results in order.
 
-        least: smallest number of rows of a slice.
+        least: minimum number of rows in a slice.
         """
         count = 1 if self._altered else min(len(self._copies), max(size // least, 1))
         if self._pool is None or count == 1:

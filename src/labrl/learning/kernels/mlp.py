@@ -1,8 +1,8 @@
 """Forward and backward passes of fully connected layers, derived by hand.
 
 The bookkeeping of autograd, not arithmetic, limits the speed of small networks: one update of two 4-64-64
-networks takes 2.4 ms with autograd and about 0.5 ms here, where every operation writes to a buffer that was
-allocated once.
+networks takes 2.4 ms with autograd. It takes about 0.5 ms here, where every operation writes to a buffer that
+was allocated once.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Operation = Callable[[], object]
 """An operation on fixed buffers."""
 
 MAX_NUMPY_ELEMENTS = 1024
-"""Size of an array up to which NumPy adds, because a call of NumPy is shorter than one of torch."""
+"""Maximum size of arrays that NumPy adds instead of torch, because a call of NumPy takes less time."""
 
 MAX_NUMPY_RELU_ELEMENTS, MAX_NUMPY_RELU_GRADIENTS = 4096, 20_000
-"""Size of an array up to which NumPy computes a ReLU, and the gradient through a ReLU."""
+"""Maximum sizes of arrays for which NumPy computes a ReLU, and the gradient through a ReLU."""
 
 MAX_TANH_ELEMENTS = 4096
-"""Size of an array up to which NumPy's tanh is faster than the alternative in `_tanh`."""
+"""Maximum size of arrays for which NumPy's tanh is faster than the alternative in `_tanh`."""
 
 _aten: Any = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Weight:
-    """Memory of a parameter and of its gradient, of the same shape."""
+    """Memory of a parameter, and memory of its gradient in the same shape."""
 
     value: Tensor
     gradient: Tensor | None
-    """None if the parameter is not learned."""
+    """Memory of the gradient; None if the parameter is not learned."""
 
     def view(self, change: Callable[[Tensor], Tensor]) -> Weight:
-        """Return a view of value and gradient."""
+        """Return views of the value and the gradient. change: maps a tensor to a view of it."""
         return Weight(change(self.value), None if self.gradient is None else change(self.gradient))
 
 
@@ -58,7 +58,7 @@ class Layer:
     """f, one of ACTIVATIONS; None for the identity."""
 
     def beside(self, other: Layer) -> Layer | None:
-        """Return this layer and another one as one; None if they differ or cannot be one view."""
+        """Return one layer that computes this one and `other`; None if they differ or cannot be one view."""
         same = repr(self.activation) == repr(other.activation) and self.norm is None and other.norm is None
         weight, bias = _beside(self.weight, other.weight), _beside(self.bias, other.bias)
         if not same or weight is None or bias is None:
@@ -66,7 +66,7 @@ class Layer:
         return Layer(weight, bias, None, self.activation)
 
     def only(self, number: int) -> Layer:
-        """Return the layer of one of several networks. [1, ...]"""
+        """Return the layer of network `number` of several networks. [1, ...]"""
         part = slice(number, number + 1)
         return Layer(
             self.weight.view(lambda w: w[part]), self.bias.view(lambda b: b[part]), None, self.activation
@@ -84,7 +84,7 @@ def _beside(first: Weight, second: Weight) -> Weight | None:
 
 
 def _stacked(first: Tensor, second: Tensor) -> Tensor | None:
-    """Return two tensors in the same memory as one view, [2, ...]; None if this is not possible."""
+    """Return one view of two tensors in the same memory, [2, ...]; None if there is no such view."""
     distance = (second.data_ptr() - first.data_ptr()) // first.element_size()
     one_memory = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     if not one_memory or first.shape != second.shape or first.stride() != second.stride() or distance <= 0:
@@ -93,13 +93,13 @@ def _stacked(first: Tensor, second: Tensor) -> Tensor | None:
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Operation:
-    """Return an operation that writes the matrix product of left and right to `out`.
+    """Return an operation that writes the matrix product of `left` and `right` to `out`.
 
-    NumPy multiplies: its calls are shorter than those of torch, and it multiplies the matrices of several
-    networks in one call.
+    NumPy multiplies, because its calls take less time than torch's, and because it multiplies the matrices of
+    several networks in one call.
 
     left: [a, b] or [networks, a, b]; right: [b, c] or [networks, b, c]; out: [a, c], or [networks, a, c] if
-    one of them has several networks.
+    `left` or `right` has several networks.
     """
     if out.dim() == 3:
         return partial(np.matmul, left.numpy(), right.numpy(), out.numpy())
@@ -110,7 +110,7 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> Operation:
 
 
 class Pass:
-    """The computation of layers for a fixed number of rows, in separate buffers.
+    """The computation of layers for a fixed number of rows, in buffers of its own.
 
     Write to `inputs`, call the `forward_operations` and read `outputs`; then write to `output_gradient`, call
     the `backward_operations`, and read `input_gradient` and the gradients of the weights.
@@ -127,8 +127,8 @@ class Pass:
         self.outputs: Tensor = self._layers[-1].outputs if layers else inputs
         """[rows, outputs] or [networks, rows, outputs]; overwritten by the next forward pass."""
         self.output_gradient = torch.zeros_like(self.outputs) if layers else input_gradient
-        """Gradient of the outputs, of the same shape; the backward pass overwrites it. None if there are no
-        layers and no input gradient."""
+        """Gradient with respect to `outputs`, in the same shape; the backward pass overwrites it. None if
+        there are neither layers nor an input gradient."""
         self.forward_operations = [operation for layer in self._layers for operation in layer.forward()]
         """Operations that compute `outputs` from `inputs`."""
 
@@ -146,7 +146,7 @@ class Pass:
 
 
 class _Bound:
-    """A layer with the buffers for a fixed number of rows."""
+    """A layer with buffers for a fixed number of rows."""
 
     def __init__(self, layer: Layer, inputs: Tensor) -> None:
         self._layer, self._inputs = layer, inputs
@@ -177,8 +177,8 @@ class _Bound:
     def backward(self, gradient: Tensor, before: Tensor | None, ones: Tensor) -> Iterator[Operation]:
         """Yield the operations of the backward pass.
 
-        gradient: gradient of the outputs, which is overwritten; before: buffer for the gradient of the
-        inputs, None if it is not needed; ones: [1, rows].
+        gradient: gradient with respect to the outputs, which is overwritten; before: buffer for the gradient
+        with respect to the inputs, None if it is not needed; ones: array of ones, [1, rows].
         """
         layer = self._layer
         if layer.activation is not None:
@@ -213,18 +213,18 @@ class Activation:
     """An activation f and its derivative, as operations on buffers."""
 
     forward: Callable[[Any, Tensor, Tensor], list[Operation]]
-    """Maps the module, x and y to operations that write y = f(x)."""
+    """Function that maps the module, x and y to the operations that write y = f(x)."""
     backward: Callable[[Any, Tensor, Tensor, Tensor], list[Operation]]
-    """Maps the module, a gradient g, x and y to operations that write g <- g f'(x)."""
+    """Function that maps the module, a gradient g, x and y to the operations that write g <- g f'(x)."""
     needs_inputs: bool
-    """Whether f' is computed from x; otherwise it is computed from y, which overwrites x."""
+    """Whether f' is computed from x. Otherwise, f' is computed from y, and y overwrites x."""
 
 
 def _tanh(module: Any, x: Tensor, y: Tensor) -> list[Operation]:
     """Return operations that write tanh(x), computed as 2 sigmoid(2x) - 1 if that is faster.
 
-    The error is below 2e-7 in all cases. NumPy's tanh is the fastest for small arrays, and for all arrays on
-    processors with AVX-512; with AVX2, it takes three times as long as a sigmoid of torch.
+    The error is below 2e-7 in all cases. NumPy's tanh is fastest for small arrays, and for all arrays on
+    processors with AVX-512. With AVX2, it takes three times as long as torch's sigmoid.
     """
     values, out = x.numpy(), y.numpy()
     if x.numel() <= MAX_TANH_ELEMENTS or torch.backends.cpu.get_cpu_capability() != "AVX2":
@@ -287,4 +287,4 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
         needs_inputs=True,
     ),
 }
-"""Activations with a kernel."""
+"""Activation modules with a kernel."""

@@ -1,7 +1,7 @@
 """Kernels: forward and backward passes of fully connected networks, derived by hand.
 
-A kernel reads the memory of its network's weights, so it follows every change of them. Inputs and outputs are
-arrays. `operation.py` makes a kernel one operation of autograd.
+A kernel reads the memory of its network's weights, so it always uses the current weights. Inputs and outputs
+are arrays. `operation.py` makes a kernel one operation of autograd.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from labrl.networks.layers import FlattenInputs, Float32Linear, LayerNormMLP
 from labrl.networks.q_network import QNetwork, QOutput, Stream
 
 Place = Callable[[Tensor], Tensor | None]
-"""Returns the memory for the gradient of a parameter; None if it is not learned."""
+"""Returns the memory for the gradient of a parameter; None if the parameter is not learned."""
 
 
 class UnknownNetworkError(Exception):
@@ -35,29 +35,32 @@ class Passes:
     """Forward and backward pass for one number of rows, in fixed buffers."""
 
     observation: NDArray
-    """Where to write observations as numbers. [rows, numbers]"""
+    """Buffer for observations as vectors. [rows, size]"""
     numbers: FlattenInputs | None
-    """Module that makes numbers from observations; None if they are numbers already."""
+    """Module that flattens observations into vectors of numbers; None if they are such vectors already."""
     action: NDArray | None = None
-    """Where to write continuous actions, [rows, size]; None if the network does not read any."""
+    """Buffer for continuous actions, [rows, size]; None if the network does not read actions."""
     forward: list[Operation]
     """Operations that compute `outputs`."""
     outputs: tuple[NDArray, ...]
-    """Tensors among the outputs of the network that were requested."""
+    """Those outputs of the network that were requested."""
     output_gradients: tuple[NDArray, ...]
-    """Where to write the gradients of `outputs` before `backward`."""
+    """Buffers for the gradients with respect to `outputs`, to be filled before `backward`."""
     backward: Callable[[], list[Operation]]
-    """Returns operations that compute the gradients of the weights, and of the actions if requested."""
+    """Function that returns the operations that compute the gradients with respect to the weights and, if
+    requested, the actions."""
     action_gradient: NDArray | None = None
-    """Gradients of the actions for each critic, [critics, rows, size]; None if not requested."""
+    """Gradients of each critic with respect to the actions, [critics, rows, size]; None if not requested."""
     named_output: Callable[..., Any] | None = None
-    """Makes the network's output from `outputs` and `state`, the recurrent state; None if it is a tensor."""
+    """Function that makes the network's output from `outputs` and `state`, the recurrent state; None if the
+    output is a single tensor."""
 
 
 def passes_of(network: nn.Module, place: Place, rows: int, **options: bool) -> Passes:
     """Return the passes of a network. Raises UnknownNetworkError if it has no kernel.
 
-    options: arguments of the network's call, and `to_actions` for the gradient of actions.
+    options: keyword arguments of the network's call, and `to_actions`: whether to compute the gradient with
+    respect to actions.
     """
     if type(network) not in KERNELS:
         raise UnknownNetworkError(f"{type(network).__name__} is not one of labrl's own networks")
@@ -81,7 +84,7 @@ def _actor_critic(
 ) -> Passes:
     """Return the passes of a policy and a value function with one shared torso or two torsos.
 
-    The backward pass needs both.
+    The backward pass requires that both policy and value are computed.
     """
     if network.state_size:
         raise UnknownNetworkError("it is recurrent")
@@ -154,8 +157,9 @@ def _actor_critic(
 def _q_network(network: QNetwork, place: Place, rows: int) -> Passes:
     """Return the passes of a torso and one stream, or of two streams of a dueling network.
 
-    Dueling networks compute V + A - mean of A over the actions. With a gradient g of the outputs, the
-    gradient of A is g - mean of g over the actions, and that of V is the sum of g over the actions.
+    Dueling networks compute V + A - mean of A over the actions. If g is the gradient with respect to the
+    outputs, the gradient with respect to A is g minus the mean of g over the actions, and the gradient with
+    respect to V is the sum of g over the actions.
     """
     if network.state_size:
         raise UnknownNetworkError("it is recurrent")
@@ -230,7 +234,7 @@ def _critics(
 ) -> Passes:
     """Return the passes of several critics of the same shape, computed together."""
     if network.perceptrons is None:
-        raise UnknownNetworkError("its critics are more than perceptrons without layer normalization")
+        raise UnknownNetworkError("its critics are not plain perceptrons without layer normalization")
     if type(network.perceptrons.activate) not in ACTIVATIONS:
         raise UnknownNetworkError(f"it has the activation {type(network.perceptrons.activate).__name__}")
     pairs = zip(network.perceptrons.weights, network.perceptrons.biases, strict=True)
@@ -257,14 +261,14 @@ def _critics(
 
 
 def _gradient_of(part: Pass) -> NDArray:
-    """Return the gradient of the outputs of layers."""
+    """Return the gradient with respect to the outputs of a pass."""
     assert part.output_gradient is not None
     gradient: NDArray = part.output_gradient.numpy()
     return gradient
 
 
 def _numbers(modules: Iterable[nn.Module]) -> FlattenInputs | None:
-    """Return the module that makes numbers from observations, if there is one before the first layer."""
+    """Return the module that flattens observations into vectors, if there is one before the first layer."""
     numbers = None
     for module in modules:
         if type(module) is FlattenInputs:
@@ -275,7 +279,10 @@ def _numbers(modules: Iterable[nn.Module]) -> FlattenInputs | None:
 
 
 def _torso(torso: nn.Module, place: Place) -> tuple[FlattenInputs | None, int, list[Layer]]:
-    """Return what makes numbers of observations, their count, and the layers. Raises UnknownNetworkError."""
+    """Return the module that flattens observations, the vectors' size, and the layers of a torso.
+
+    Raises UnknownNetworkError if the torso has no kernel.
+    """
     parts = list(_parts(torso))
     before = 0
     while before < len(parts) and not isinstance(parts[before], nn.Linear):
@@ -286,7 +293,7 @@ def _torso(torso: nn.Module, place: Place) -> tuple[FlattenInputs | None, int, l
 
 
 def _layers(place: Place, *modules: nn.Module) -> Iterator[Layer]:
-    """Yield the layers of modules. Raises UnknownNetworkError if one of them has no kernel."""
+    """Yield the layers of modules. Raises UnknownNetworkError if a layer has no kernel."""
     parts = [part for module in modules for part in _parts(module)]
     while parts:
         linear = parts.pop(0)
@@ -306,12 +313,12 @@ def _layers(place: Place, *modules: nn.Module) -> Iterator[Layer]:
 
 def _norm(place: Place, norm: Any) -> tuple[Weight, Weight, float]:
     if len(norm.normalized_shape) != 1 or norm.weight is None or norm.bias is None:
-        raise UnknownNetworkError("it has a layer normalization without gain and shift, or of several axes")
+        raise UnknownNetworkError("it has a layer normalization without gain and shift, or over several axes")
     return _weight(place, norm.weight), _weight(place, norm.bias), norm.eps
 
 
 def _weight(place: Place, parameter: Tensor) -> Weight:
-    """Return the weight of a parameter, in the memory of the parameter and of its gradient."""
+    """Return a weight that uses the memory of a parameter and of its gradient."""
     return Weight(parameter.detach(), place(parameter))
 
 

@@ -1,4 +1,4 @@
-"""Kernels as operations of autograd: a network is one operation, whatever is computed from its outputs."""
+"""Kernels as operations of autograd. Computing a network is a single operation."""
 
 from __future__ import annotations
 
@@ -19,37 +19,40 @@ from labrl.learning.kernels.networks import Passes, passes_of
 from labrl.networks.layers import transforms_active
 
 MAX_SIZES = 8
-"""Largest count of different kinds of calls for which buffers are kept."""
+"""Maximum number of different kinds of calls for which buffers are kept."""
 
 
 @dataclass(frozen=True)
 class _Buffers:
-    """Passes of a kernel in memory of their own."""
+    """Passes of a kernel, in buffers of their own."""
 
     passes: Passes
     backward: list[Operation]
     weight_gradient: Tensor | None
-    """Gradient of all weights in the order of `FlatParameters`, [size]; None if they are not learned."""
+    """Gradient with respect to all weights, in the order of `FlatParameters`, [size]; None if the weights are
+    not learned."""
 
 
 class KernelNetwork(Generic[Network]):
-    """A network that is called like the network itself, and that a kernel computes wherever it can.
+    """Wrapper that is called like a network, and whose outputs a kernel computes wherever it can.
 
-    The network itself computes while it is changed (hooks, parametrizations, frozen or other weights, as in
-    `torch.func.functional_call`), during transforms of `torch.func`, and if gradients with respect to
-    observations or of only some outputs are needed. Other attributes are those of the network.
+    The network itself computes them in three cases: while it is changed (by hooks, parametrizations, frozen
+    weights, or other weights, as in `torch.func.functional_call`), during transforms of `torch.func`, and if
+    gradients with respect to observations, or gradients of only some outputs, are needed. Other attributes
+    are those of the network.
     """
 
     def __init__(self, network: Network, vector: nn.Parameter | None) -> None:
-        """vector: the network's weights as a leaf of autograd, whose gradient is computed; None if the
-        weights are not learned. Raises UnknownNetworkError if there is no kernel for the network."""
+        """vector: the network's weights, a leaf of autograd with respect to which gradients are computed;
+        None if the weights are not learned. Raises UnknownNetworkError if there is no kernel for the network.
+        """
         self.network, self._vector = network, vector
         self._learned = trainable(network)
         passes = passes_of(network, lambda weight: None, rows=1)
         self._reads_actions = passes.action is not None
         self._free: OrderedDict[tuple[Any, ...], list[_Buffers]] = OrderedDict()
         self.changes = Changes(network)
-        """Whether the network has been changed, so that it must compute itself."""
+        """Detector of changes to the network, after which the kernel must not compute it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.network, name)
@@ -85,7 +88,7 @@ class KernelNetwork(Generic[Network]):
         return buffers.passes.named_output(*tensors, state=inputs[1] if len(inputs) > 1 else None)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the outputs of the network, which must not be changed, as arrays, without gradients.
+        """Compute the outputs of the network as arrays, without gradients. The network must be unchanged.
 
         inputs: arrays or tensors, [rows, ...], or None.
         """
@@ -99,11 +102,11 @@ class KernelNetwork(Generic[Network]):
     def _run(
         self, key: tuple[Any, ...], observation: Any, action: NDArray | None
     ) -> tuple[_Buffers, list[_Buffers], list[NDArray]]:
-        """Run the forward pass in buffers that nobody else uses.
+        """Run the forward pass in buffers that no other call uses.
 
-        key: number of rows, whether gradients of weights and of actions are needed, and options of the call.
-        Returns the buffers, the list to which to add them when they are no longer needed, and the outputs in
-        arrays of their own.
+        key: number of rows, whether gradients with respect to weights and to actions are needed, and options
+        of the call. Returns the buffers, the list to which they must be added when they are no longer needed,
+        and copies of the outputs.
         """
         free = self._free.setdefault(key, [])
         try:
@@ -117,13 +120,13 @@ class KernelNetwork(Generic[Network]):
             observation = observation.reshape(len(observation), -1)
         np.copyto(passes.observation, observation)
         if passes.action is not None:
-            np.copyto(passes.action, action)  # type: ignore[arg-type]  # given where it is read
+            np.copyto(passes.action, action)  # type: ignore[arg-type]  # not None if the network reads it
         for operation in passes.forward:
             operation()
         return buffers, free, list(map(np.array, passes.outputs))
 
     def _begin(self, rows: int, learn: bool, to_actions: bool, *options: tuple[str, bool]) -> _Buffers:
-        """Make buffers for a kind of calls; forget those for the oldest kind if there are many."""
+        """Make buffers for a new kind of calls. Forget the oldest kind's buffers if there are too many."""
         while len(self._free) > MAX_SIZES:
             self._free.popitem(last=False)
         gradient, places = None, {}
@@ -137,7 +140,7 @@ class KernelNetwork(Generic[Network]):
 
 @dataclass
 class _Call:
-    """One call of a network, whose buffers belong to it while the graph of autograd needs them."""
+    """One call of a network. It owns its buffers while autograd's graph needs them."""
 
     network: nn.Module
     inputs: Sequence[Any]
@@ -151,12 +154,12 @@ class _Call:
     def by_autograd(
         self, action: Tensor | None, gradients: Sequence[Tensor | None], learn: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of weights and actions as tensors that can be differentiated again."""
+        """Return gradients with respect to weights and actions, which can be differentiated again."""
         with torch.enable_grad():
             inputs = self.inputs if action is None else (self.inputs[0], action, *self.inputs[2:])
             result = self.network(*inputs, **self.options)
             outputs = [result] if isinstance(result, Tensor) else list(result)
-            # Not differentiated: the state of a network without memory, and values that are always 0.
+            # The state of a network without memory, and values that are always 0, are not differentiated.
             pairs = [
                 (output, gradient)
                 for output, gradient in zip(outputs, gradients, strict=False)
@@ -172,7 +175,7 @@ class _Call:
 
 
 class _Evaluate(torch.autograd.Function):
-    """The outputs of a kernel, as one operation on the network's weights and on continuous actions."""
+    """The outputs of a kernel as one operation on the network's weights and on continuous actions."""
 
     @staticmethod
     def forward(
@@ -199,7 +202,7 @@ class _Evaluate(torch.autograd.Function):
 
 
 class Changes:
-    """Tells whether a network has been changed, for computations that know it as it was."""
+    """Detects whether a network has been changed, for computations that rely on its original form."""
 
     def __init__(self, network: nn.Module) -> None:
         modules = list(network.modules())
@@ -211,7 +214,7 @@ class Changes:
             )
         ]  # fmt: skip
         self._attributes = [vars(part) for part in modules]
-        # A parametrization is a submodule of a layer, which otherwise has none.
+        # A parametrization is a submodule of a layer; layers have no other submodules.
         self._members = [
             members.values() for part in modules for members in (part._modules, part._parameters)
         ]
@@ -220,13 +223,15 @@ class Changes:
 
     @property
     def hooked(self) -> bool:
-        """Whether there are hooks on the network or its parts."""
+        """Whether the network or any of its parts has hooks."""
         return any(self._hooks)
 
     @property
     def found(self) -> bool:
-        """Whether there are hooks, a replaced `forward`, or other parts, parametrizations or frozen weights
-        than at first."""
+        """Whether the network has hooks or a replaced `forward`, or its parts have changed.
+
+        Parts are modules, parametrizations and weights, and whether each weight is frozen.
+        """
         if any(self._hooks) or list(map(id, chain.from_iterable(self._members))) != self._before:
             return True
         for weight, learned in self._weights:
