@@ -127,7 +127,7 @@ def load(
     *,
     trust: bool = False,
 ) -> LoadedPolicy:
-    """Load the policy of a run, to act, evaluate and inspect.
+    """Load the policy of a run, for acting, evaluation and inspection.
 
         policy = labrl.load("runs/mine")
         env = policy.env()

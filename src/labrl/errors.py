@@ -54,7 +54,7 @@ def first_line(error: object) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation of labrl, from the same source."""
+    """Return the command that adds an extra to labrl, from the source from which labrl was installed."""
     try:
         metadata_file = distribution("labrl").read_text
         origin = json.loads(metadata_file("direct_url.json") or "{}")

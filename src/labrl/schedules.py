@@ -38,7 +38,10 @@ class _Shaped:
 
     @abstractmethod
     def shape(self, done: int, way: int) -> float:
-        """Return the value after `done` of `way` frames, 0 <= done <= way."""
+        """Return the value `done` frames after the warm-up, of the `way` frames until the horizon.
+
+        0 <= done <= way.
+        """
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -50,7 +53,7 @@ class LinearSchedule(_Shaped):
     """Value at `horizon` and after."""
 
     def shape(self, done: int, way: int) -> float:
-        """Return the value after `done` of `way` frames."""
+        """Return the value `done` frames after the warm-up, of the `way` frames until the horizon."""
         return self.start + (self.end - self.start) * (done / way)
 
 
@@ -63,7 +66,7 @@ class CosineSchedule(_Shaped):
     """Value at `horizon` and after."""
 
     def shape(self, done: int, way: int) -> float:
-        """Return the value after `done` of `way` frames."""
+        """Return the value `done` frames after the warm-up, of the `way` frames until the horizon."""
         return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * (done / way)))
 
 
@@ -83,7 +86,7 @@ class ExponentialSchedule(_Shaped):
             raise ValueError(f"end / start must be a finite number > 0, got {self.end:g} / {self.start:g}")
 
     def shape(self, done: int, way: int) -> float:
-        """Return the value after `done` of `way` frames."""
+        """Return the value `done` frames after the warm-up, of the `way` frames until the horizon."""
         return self.start * (self.end / self.start) ** (done / way)
 
 
@@ -110,7 +113,7 @@ class StepSchedule(_Shaped):
             )
 
     def shape(self, done: int, way: int) -> float:
-        """Return the value after `done` of `way` frames."""
+        """Return the value `done` frames after the warm-up, of the `way` frames until the horizon."""
         return self.start * self.factor ** (self.steps * done // way)
 
 
@@ -131,7 +134,7 @@ class PiecewiseSchedule:
             raise ValueError(f"the frames of the points must increase, got {frames}")
 
     def at(self, frame: int) -> float:
-        """Return the value at `frame`."""
+        """Return the value of the schedule at `frame`."""
         before = self.points[0]
         for point in self.points:
             if frame < point[0]:
@@ -158,7 +161,7 @@ class SequenceSchedule:
             raise ValueError(f"the frames of the parts must increase, got {frames}")
 
     def at(self, frame: int) -> float:
-        """Return the value at `frame`."""
+        """Return the value of the schedule at `frame`."""
         held = [schedule for after, schedule in self.parts if after < frame]
         return value_at(held[-1] if held else self.parts[0][1], frame)
 
@@ -225,7 +228,7 @@ def expanded(value: Any) -> Any:
 
 
 def short_form(value: Any) -> list[Any] | None:
-    """Return the parts of a schedule's short form, such as `["linear", 3e-4, 0, 1e6]`, or None."""
+    """Return the parts of a schedule's short form, such as `["linear", 3e-4, 0, 1e6]`; None if none."""
     names = ("kind", "start", "end", "horizon", "warmup")
     if not isinstance(value, Mapping) or value.get("kind") not in SHORT or set(expanded(value)) != set(names):
         return None

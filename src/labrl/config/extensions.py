@@ -159,7 +159,7 @@ def trials_at_once(num_gpus: Any, trials_per_job: Any) -> int:
 
 
 def job_cores(num_cpus: Any, sessions: Any, num_gpus: Any, trials_per_job: Any) -> Any:
-    """Return a cluster job's number of cores: that of a trial times the number of simultaneous trials."""
+    """Return the number of cores of a cluster job: those of a trial times the number of trials at once."""
     cores = whole(num_cpus, sessions)
     return cores * trials_at_once(num_gpus, trials_per_job) if isinstance(cores, int) else cores
 
@@ -176,7 +176,7 @@ def horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:
 
 
 def budget(share: Any, _root_: DictConfig) -> Any:
-    """Return the number of frames that are a share, such as 0.1, of a session, for a schedule's horizon."""
+    """Return the number of frames in a share, such as 0.1, of a session's budget, as a schedule's horizon."""
     frames = _root_.env.max_frame
     numbers = all(isinstance(number, int | float) for number in (share, frames))
     return max(round(share * frames), 1) if numbers else frames  # validation will refuse max_frame

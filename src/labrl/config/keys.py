@@ -64,7 +64,7 @@ def traits(key: str) -> Traits:
 
 
 def has_kind(node: Any) -> bool:
-    """Return whether a node is a group of keys with a `kind`, such as a schedule. It counts as one value."""
+    """Return whether a node is a group of keys with a `kind`, as a schedule is, which counts as one value."""
     return isinstance(node, Mapping) and "kind" in node and "_target_" not in node  # a component's own key
 
 
@@ -89,7 +89,7 @@ class Change:
 
     @property
     def is_new(self) -> bool:
-        """Whether the old configuration was recorded before the key existed, and the new value is neutral."""
+        """Whether the key did not exist when the old configuration was recorded, and changes nothing."""
         name = self.key.rpartition(".")[2]
         return self.old is ABSENT and name in NEW and self.new == NEW[name]
 

@@ -127,7 +127,7 @@ def generated(path: str) -> dict[str, Any] | None:
 
     `preset/<agent>:<env>` composes the presets of a run, if necessary through
     `preset/<agent>:<env>:<option>:...` with the chosen options of the agent's parts. `preset/file:<agent>`
-    has the keys of an agent's file, which replace those of the presets that the agent inherits.
+    has the keys of an agent's file, whose values replace the presets that the agent inherits.
     """
     group, _, name = path.partition("/")
     if group == "env" and name in games():

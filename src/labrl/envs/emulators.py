@@ -34,22 +34,22 @@ def separate_is_faster(num_threads: int) -> bool:
 
 
 _FULL_STRENGTH = np.ones(1, np.float32)
-"""Deflection of a paddle, which only continuous actions vary."""
+"""Deflection of a paddle, which is always full, because only continuous actions vary it."""
 
 
 class EmulatorStep(NamedTuple):
     """The result of one action in every game, as reported by the ALE."""
 
     observation: NDArray
-    """[num_envs, *obs]"""
+    """Observation of each game. [num_envs, *obs]"""
     reward: NDArray
     """Raw reward. [num_envs]"""
     terminated: NDArray[np.bool_]
-    """[num_envs]"""
+    """Whether the game ended. [num_envs]"""
     truncated: NDArray[np.bool_]
-    """[num_envs]"""
+    """Whether a time limit cut the game short. [num_envs]"""
     lives: NDArray[np.int32]
-    """[num_envs]"""
+    """Number of remaining lives. [num_envs]"""
 
 
 Game = tuple[ale_py.AtariVectorEnv, NDArray, dict[str, Any]]

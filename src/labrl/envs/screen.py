@@ -123,7 +123,8 @@ def _without_screen() -> None:
     """Keep the libraries that Gymnasium renders with from printing a greeting, and warnings where there is no
     screen or sound.
 
-    A process that runs several sessions needs this for each, because each brings its environment variables.
+    A process that runs several sessions must call this for each, because each brings its environment
+    variables.
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

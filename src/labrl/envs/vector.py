@@ -93,7 +93,7 @@ class VectorEnv:
     def reset(self, seed: int | None = None) -> NDArray:
         """Start episode 0 in every environment. Returns the first observations, [num_envs, *obs].
 
-        seed: seed to use instead of the session's seed, which it replaces.
+        seed: new seed of the session; None: its present seed.
         """
         self._begin(self.seed if seed is None else seed)
         observation = self._observation = self._reset_backend(self._all)
@@ -200,7 +200,7 @@ class VectorEnv:
         self.backend.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current episode of each environment and its actions, as plain numbers and tensors.
+        """Return each environment's current episode, with its actions, as plain numbers and tensors.
 
         The state of simulators is not saved, because a seed and the actions determine an episode.
         Observations and returns are saved for checking the replay of the actions.

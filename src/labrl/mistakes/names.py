@@ -122,7 +122,7 @@ def own_file(group: str, option: str) -> str:
 
 
 def is_of_user(key: str) -> bool:
-    """Return whether a key is below one of the groups whose keys the user chooses."""
+    """Return whether a key is below a group in which the user chooses the keys."""
     return re.search(r"^callbacks\.|\.(kwargs|options)\.", key) is not None
 
 
@@ -232,7 +232,7 @@ def other_option(group: str, option: str) -> str:
 
 
 def other_commands() -> dict[str, str]:
-    """Return what to type instead of the commands of other libraries, such as train."""
+    """Return a dict from commands of other libraries, such as train, to what to type instead."""
     commands = _content()["commands"]
     assert isinstance(commands, dict)
     return commands

@@ -100,9 +100,9 @@ def refuse_main(env_id: str | None, why: str) -> None:
     names = sorted(used_of_main)
     if names or _homes().get(env_id or "") == MAIN:
         place = f"_target_={MAIN}.{names[0]}" if names else f"env.id={env_id}"
-        home = "it is from the script or notebook, which the processes that"
+        home = "it is defined in the script or notebook, which the processes needed for"
         fix = "Put the definition into a module, as in _target_=my_module.MyClass"
-        raise InputError.about(place, f"{home} {why} needs cannot import", fix, code="target")
+        raise InputError.about(place, f"{home} {why} cannot import", fix, code="target")
 
 
 def registering_modules() -> list[str]:
