@@ -254,29 +254,35 @@ def verdict(search: SearchResult) -> Iterator[str]:
     stopped = (
         "" if winner.pruned is None else f", although it was pruned at frame {winner.pruned:,} in the search"
     )
-    yield f"Trial {winner.trial} won the confirmation: {objective} {winner.sentence()}{stopped}."
-    if default is not None and default.mean is not None and winner.mean is not None:
-        known = [one for one in (winner.estimate, default.estimate) if one is not None]
-        lows, highs = [one.low for one in known], [one.high for one in known]
-        if search.confirmed_best is default:
-            yield f"The default is better, {default.sentence()}: keep it."
-        elif winner.mean == default.mean:
-            yield f"It is no better than the default: {default.sentence()}."
-        elif None in lows or None in highs or max(lows) <= min(highs):  # type: ignore[type-var,operator]
-            yield (
-                f"Its mean is better than that of the default, {default.sentence()}, but the intervals "
-                "overlap. More seeds (search.confirm.sessions) may separate them."
-            )
-        else:
-            yield f"It is better than the default: {default.sentence()}."
+    if default is not None and search.confirmed_best is default:
+        yield f"The default is the best: {objective} {default.sentence()}. Keep it."
+        yield f"Trial {winner.trial} is the best of the trials: {winner.sentence()}{stopped}."
+    else:
+        yield f"Trial {winner.trial} won the confirmation: {objective} {winner.sentence()}{stopped}."
+        if default is not None and default.mean is not None and winner.mean is not None:
+            yield _beside_default(winner, default)
     before = search.confirmed[0]
     if before.trial == winner.trial:
-        yield f"It also won the search, with {number(before.searched)}, {luck}."
+        yield f"Trial {winner.trial} also won the search, with {number(before.searched)}, {luck}."
     else:
         yield (
             f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but lost the "
             f"confirmation: {before.sentence()}."
         )
+
+
+def _beside_default(winner: Confirmed, default: Confirmed) -> str:
+    """Return a sentence that compares the mean and the interval of the winner with those of the default."""
+    known = [one for one in (winner.estimate, default.estimate) if one is not None]
+    lows, highs = [one.low for one in known], [one.high for one in known]
+    if winner.mean == default.mean:
+        return f"It is no better than the default: {default.sentence()}."
+    if None in lows or None in highs or max(lows) <= min(highs):  # type: ignore[type-var,operator]
+        return (
+            f"Its mean is better than that of the default, {default.sentence()}, but the intervals "
+            "overlap. More seeds (search.confirm.sessions) may separate them."
+        )
+    return f"It is better than the default: {default.sentence()}."
 
 
 def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:

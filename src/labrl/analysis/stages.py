@@ -106,7 +106,8 @@ def lines(env: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{env}, final returns in stages of {size} seeds (AdaStop, family-wise error at most {alpha:g} %):"
     for pair in found["pairs"]:
         state = pair_text(pair, found["most"])
-        yield f"  {pair['x']} and {pair['y']}: {state} after {pair['seeds']} seeds each"
+        few = f", because a stage has {size}" if not pair["seeds"] else ""
+        yield f"  {pair['x']} and {pair['y']}: {state} after {pair['seeds']} seeds each{few}"
     yield f"  {next_text(found)}"
 
 

@@ -96,7 +96,7 @@ def write_card_files(path: Path, state: Mapping[str, Any], facts: Mapping[str, A
     """
     import torch
     from numpy import ndarray
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors, plain = {}, {}
     for place, leaf in _leaves(state, ""):
@@ -104,7 +104,9 @@ def write_card_files(path: Path, state: Mapping[str, Any], facts: Mapping[str, A
             tensors[place] = torch.as_tensor(leaf).contiguous()
         else:
             plain[place] = leaf
-    save_file(tensors, path / WEIGHTS, metadata={"format": "pt", "library": "labrl"})
+    weights = save(tensors, metadata={"format": "pt", "library": "labrl"})
+    # Unlike save_file, which makes a private file, this follows the user's umask.
+    (path / WEIGHTS).write_bytes(weights)
     write_json(path / CONFIG, {"format_version": FORMAT_VERSION, **facts, "state": plain})
 
 

@@ -221,7 +221,13 @@ def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str]
     lines = [f"{asked}: these values contradict the past of the run:"]
     rows = [("key", "then", "now", ""), *(row_of(one, edited) for one in contradicting)]
     lines += align_columns(rows, indent="  ")
-    message = "\n".join([*lines, *ways_out(contradicting)])
+    lines += ways_out(contradicting)
+    if asked.startswith("+resume="):
+        new = " ".join(typed_override(one.key, one.new) for one in contradicting if one.key not in edited)
+        lines[-1:-1] = [
+            f"To try the new values in a run of its own: {asked.replace('resume', 'fork', 1)} {new}".rstrip()
+        ]
+    message = "\n".join(lines)
     return InputError(message, code="changed-past", key=contradicting[0].key)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -20,7 +21,7 @@ from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.envs.games import check_environment
 from labrl.envs.make import info_keys
-from labrl.errors import InputError, LabrlError
+from labrl.errors import InputError, LabrlError, install_command
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
@@ -261,10 +262,11 @@ def _announce(
     )
     if not isinstance(plan.pruner, NoPruner):
         trials, rows = plan.pruner.startup(study.total)
+        none = "" if trials < study.total else f", so that none of these {study.total} can be pruned"
         say(
             f"pruning begins after {trials} finished trial{'' if trials == 1 else 's'} "
             "(search.pruner.n_startup_trials), and in each trial at its evaluation number "
-            f"{rows} (search.pruner.n_startup_rows)"
+            f"{rows} (search.pruner.n_startup_rows){none}"
         )
     searching = study.total * plan.num_sessions * plan.budget
     if confirm is None:
@@ -279,7 +281,8 @@ def _announce(
     if study.total == 1:
         say("meta.max_trial=1: a search needs several trials to compare. Set, for example, meta.max_trial=20")
     say(f"experiment folder: {experiment.path}")
-    say(f"to watch: optuna-dashboard {shlex.quote(storage.shown_url)}")
+    install = "" if shutil.which("optuna-dashboard") else f"   (after {install_command('search')})"
+    say(f"to watch: optuna-dashboard {shlex.quote(storage.shown_url)}{install}")
 
 
 def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ()) -> TrialConfig:
