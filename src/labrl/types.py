@@ -36,7 +36,8 @@ def real_number(value: Any) -> float:
     # Networks use single precision, in which a larger number would fail during the run, and a smaller one
     # would become 0, even if the key requires a positive number.
     if value and not SMALLEST <= abs(value) <= LARGEST:
-        raise PydanticCustomError("range", f"must be 0 or of magnitude {SMALLEST:.2g} to {LARGEST:.2g}")
+        allowed = f"must be 0 or have a magnitude between {SMALLEST:.2g} and {LARGEST:.2g}"
+        raise PydanticCustomError("range", allowed)
     return float(value)
 
 

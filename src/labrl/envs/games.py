@@ -46,7 +46,7 @@ def list_environments(part: str = "") -> list[str]:
     rows = [row for row in environments() if part in row[0]]
     if not rows:
         guess = did_you_mean(part, (row[0] for row in environments()))
-        fix = guess or "Type labrl-envs without a name to list all"
+        fix = guess or "To list all environments, type labrl-envs without a name"
         why = "no environment name contains this text"
         raise InputError.about(part, why, fix, code="unknown-option", key=part)
     name_width, kind_width = (max(len(row[column]) for row in rows) for column in range(2))

@@ -95,7 +95,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         colors = 1 if rendered.ndim == 2 else rendered.shape[2] if rendered.ndim == 3 else 0
         if colors not in (1, 3, 4) or 0 in rendered.shape:
             raise self._no_picture(
-                f"returns an array of shape {rendered.shape}, but it must be [height, width], or "
+                f"returns an array of shape {rendered.shape}, but the shape must be [height, width], or "
                 "[height, width, channels] with 1, 3 or 4 channels"
             )
         gray = rendered.reshape(*rendered.shape[:2], colors)[:, :, :3]  # without the alpha channel

@@ -239,10 +239,10 @@ class VectorEnv:
         saved, saved_return = np.asarray(state["observation"]), np.asarray(state["episode_return"])
         for env in range(self.num_envs):
             if not same(self._return[env], saved_return[env]):
-                had = f"has return {self._return[env]} after its saved actions, but had {saved_return[env]}"
+                had = f"has the return {self._return[env]} after its saved actions, not {saved_return[env]}"
                 raise ReplayError(f"{self.name}: environment {env} {had}", key="env")
             if not same(reached[env], saved[env]):
-                had = "returns another observation after its saved actions"
+                had = "does not return the saved observation after its saved actions"
                 raise ReplayError(f"{self.name}: environment {env} {had}", key="env")
         if self._numbers is not None:
             self._numbers.load_state_dict(state.get("numbers", {}))

@@ -147,7 +147,7 @@ def _unknown_option(
     lists = f"Known: {', '.join(options)}." if len(options) <= SOME else "labrl --help lists the options."
     if group == "env":
         near = [meant] if (meant := env_of(last)) else near
-        lists = "labrl-envs lists all; for any other Gymnasium id, write env=gymnasium env.id=<id>."
+        lists = "labrl-envs lists all names; for any other Gymnasium id, write env=gymnasium env.id=<id>."
     if not env_of(last) and not group.startswith("hydra/"):
         lists += own_file(group, last)
     if meant := other_option(group, last) or ("" if near else option_named(last)):
@@ -244,7 +244,7 @@ def _wrong_value(error: Exception, keys: Sequence[Override], cfg: DictConfig) ->
         fix = f"Write {override.lstrip('+')}, without the plus"
         return InputError.about(override, "the key exists", fix, code="unknown-key", key=key)
     if one.is_delete():
-        why = "the key has another value"
+        why = "the key has a different value"
         return InputError.about(override, why, f"Write {key}=<value>", code="contradiction", key=key)
     if above := next(
         (str(other.input_line) for other in keys if key.startswith(f"{other.key_or_group}.")), ""

@@ -33,12 +33,12 @@ def begin(caller: str) -> None:
     fix = f'Put the call below `if __name__ == "{MAIN}":`'
     if being_imported:
         module = f"the module {being_imported[-1]}, which the configuration names,"
-        raise InputError.usage(caller, f"{module} calls it when it is imported", fix)
+        raise InputError.usage(caller, f"{module} makes this call when it is imported", fix)
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         # multiprocessing imports the script under this name in a child process.
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
-            why = "a child process imported this script, which calls it at its top level"
+            why = "a child process imported this script, which makes this call at its top level"
             raise InputError.usage(caller, why, fix)
         frame = frame.f_back
     used_of_main.clear()
