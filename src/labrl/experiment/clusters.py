@@ -126,7 +126,7 @@ class _AsPlanned:
         return self._trials[task.number]
 
     def conclude(self, planned: Planned, answer: Answer) -> Outcome:
-        """Return the outcome of a trial whose process has given this answer."""
+        """Return the outcome of a trial whose process has given `answer`."""
         return outcome_of(planned.folder, answer)
 
 

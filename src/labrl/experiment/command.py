@@ -1,6 +1,7 @@
 """What `labrl`, `labrl.train` and `labrl.sweep` do with their arguments, up to the composition by Hydra.
 
-Hydra composes a new run or experiment and calls a `Job`. It reads the command line, so `labrl.cli` calls it.
+Hydra composes a new run or experiment and calls a `Job`. Hydra itself reads the command line, so `labrl.cli`
+calls Hydra.
 """
 
 from __future__ import annotations
@@ -254,7 +255,7 @@ def _begin(arguments: list[str], typed: Typed, request: Request | None, full_err
 
 
 def _earlier(request: Request, flags: Namespace) -> Fork | ExperimentAgain:
-    """Return the experiment that is resumed, or the run that the trials of a new one fork from."""
+    """Return the experiment that is resumed, or the run that the trials of a new experiment fork from."""
     from labrl.experiment.again import ExperimentAgain
     from labrl.trial.resume import go_back
 
@@ -264,7 +265,7 @@ def _earlier(request: Request, flags: Namespace) -> Fork | ExperimentAgain:
 
 
 def _continuing(again: Fork | ExperimentAgain, arguments: Sequence[str], flags: Namespace) -> list[str]:
-    """Return the arguments with the overrides of an earlier run, and with its folder of groups.
+    """Return the arguments, completed with the overrides of an earlier run and its folder of groups.
 
     flags: the parsed arguments; their overrides are replaced.
     """

@@ -55,7 +55,7 @@ class _Trial:
 
     record: TrialRecord
     cfg: DictConfig | None
-    """Its composed configuration; None for an earlier run that is resumed."""
+    """The composed configuration of the trial; None for an earlier run that is resumed."""
     again: Again | None = None
     """The earlier run that the trial goes back to: its own run, if it is resumed, or the run that it forks
     from."""
@@ -108,7 +108,7 @@ class _Trial:
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each trial, one for each combination of the swept values.
+    """Return the overrides of each trial. There is one trial for each combination of the swept values.
 
     Raises InputError for a continuous range.
     """

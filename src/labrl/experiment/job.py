@@ -83,7 +83,7 @@ class Job:
         """Kind of experiment that the trials belong to, if any. A run in the folder of a trial is then an
         earlier attempt."""
         self.repositories: Repositories | None = None
-        """The state of the code, described once for all trials of an experiment."""
+        """The state of the code, which is described once for all trials of an experiment."""
         self.folder = Path()
         """The experiment folder, once it is known."""
         self.exit_code = DONE

@@ -48,14 +48,14 @@ class TrialLauncher(Launcher):
 
     traits = LauncherTraits()
     limit: int | None = None
-    """Largest number of trials at the same time; None: as many as there is room for."""
+    """Maximum number of trials that run at the same time; None: as many as there is room for."""
     cores: int | None = None
     """Number of cores of this machine to use; None: all."""
     waits_for_room = False
     """Whether no trial is submitted before there is room for it, as in a search, whose trials depend on
     earlier results."""
     planner: Planning
-    """Writes the folder of each trial."""
+    """Object that writes the folder of each trial."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[Task, Planned]] = {}
@@ -80,7 +80,7 @@ class TrialLauncher(Launcher):
         return [task for task, _ in (*self._sent.values(), *self._done)]
 
     def has_room(self, need: Need) -> bool:
-        """Return whether another trial with this need can start now."""
+        """Return whether another trial that needs `need` can start now."""
         return self.limit is None or len(self.running) < self.limit
 
     def start(self, task: Task) -> None:
@@ -110,7 +110,7 @@ class TrialLauncher(Launcher):
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask the trials to save and end. The scheduler calls this until all have ended."""
+        """Ask the trials to save and end. The scheduler calls this repeatedly until all trials have ended."""
 
     def save(self) -> None:
         """Ask the trials to save and continue, if they run on this machine."""

@@ -37,7 +37,8 @@ class WorkersLauncher(TrialLauncher):
     """Module whose function `carry_out` trains a trial in its process."""
 
     def __init__(self, n_jobs: int = -1) -> None:
-        """n_jobs: largest number of trials at once, >= 1; -1 for as many as the machine can run."""
+        """n_jobs: maximum number of trials that run at the same time, >= 1; -1 for as many as the machine can
+        run."""
         super().__init__()
         self._jobs: dict[int, _Job] = {}
         self._idle: list[Worker] = []
@@ -78,7 +79,7 @@ class WorkersLauncher(TrialLauncher):
         job.worker.run(planned.order)
 
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
-        """Return the trials that have ended, as soon as there is one or after `seconds`."""
+        """Return the trials that have ended, as soon as one has ended or after `seconds`."""
         wait_for([job.worker for job in self._jobs.values()], seconds)
         found: list[tuple[int, Answer]] = []
         for number, job in list(self._jobs.items()):

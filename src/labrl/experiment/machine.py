@@ -49,7 +49,8 @@ class Share:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that limit a process to these slots, to be set before it imports PyTorch."""
+        """Environment variables that limit a process to the assigned cores and GPUs. They must be set before
+        the process imports PyTorch."""
         visible = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
         return {NUM_CPUS: str(self.cores), **visible}
 

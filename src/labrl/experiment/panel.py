@@ -39,7 +39,7 @@ _BAR = 24
 """Width of the progress bar of the experiment, in columns."""
 
 _SECONDS = 5.0
-"""Seconds before the time left is estimated."""
+"""Seconds after the start before the time left is estimated."""
 
 
 class ExperimentPanel(Panel):
@@ -70,7 +70,8 @@ class ExperimentPanel(Panel):
         self._ended_before = self._num_ended() if self._display is not None else 0
 
     def adopt(self, task: Task) -> Task:
-        """Return a task that starts, changed so that the panel shows its progress instead of its output."""
+        """Return a task that is about to start, changed so that the panel shows its progress instead of its
+        output."""
         if self._display is None:
             return task
         self._tasks[task.number] = task
@@ -80,7 +81,8 @@ class ExperimentPanel(Panel):
         return replace(task, log=task.log or TRIAL_LOG, shown=True)
 
     def update(self, running: Collection[Task], now: bool = False) -> None:
-        """Show the current progress. Calls within a second of the last one have no effect unless `now`.
+        """Show the current progress. A call within a second of the previous one has no effect unless `now` is
+        true.
 
         running: the trials that have started.
         """
@@ -100,7 +102,7 @@ class ExperimentPanel(Panel):
         display.show([running.get(number) or self._row(number) for number in shown], foot)
 
     def finish(self, display: Display) -> None:
-        """Print the lines that the trials have written since the last time."""
+        """Print the lines that the trials have written since the previous update."""
         for number, lines in list(self._logs.items()):
             for line in lines.new():
                 display.say(f"[{number}] {line}")

@@ -31,7 +31,8 @@ class SweepResult:
     folder: Path
     """The experiment folder, which contains the run folders of the trials."""
     exit_code: int = DONE
-    """0: all trials finished; 1: one failed; 2: one was refused; 130 or 143: interrupted."""
+    """0: all trials finished; 1: a trial failed; 2: a trial was refused; 130 or 143: the experiment was
+    interrupted."""
 
     @cached_property
     def trials(self) -> list[dict[str, Any]]:
@@ -81,8 +82,8 @@ class SweepResult:
         return pl.DataFrame(self.trials, infer_schema_length=None, strict=False)
 
     def to_pandas(self, rows: str = "trials") -> Any:
-        """Return the data frame of `to_polars` as one of pandas. Raises InputError if pandas or pyarrow is
-        missing."""
+        """Return the data frame of `to_polars` as a pandas data frame. Raises InputError if pandas or pyarrow
+        is missing."""
         for package in ("pandas", "pyarrow"):
             if importlib.util.find_spec(package) is None:
                 raise InputError.not_installed("to_pandas", package, "pandas")

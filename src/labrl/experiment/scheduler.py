@@ -131,7 +131,7 @@ def recorded(run: Run, exit_code: int | None = None) -> Outcome:
 
 
 def outcome_of(folder: Path, answer: Answer) -> Outcome:
-    """Return the outcome of the planned trial in `folder`, whose process has given this answer."""
+    """Return the outcome of the planned trial in `folder`, whose process has given `answer`."""
     if isinstance(answer, Outcome):
         return answer
     code, error = answer
@@ -145,7 +145,7 @@ class Planning(Protocol):
         """Return the planned trial, or the outcome of a trial that is refused or has already ended."""
 
     def conclude(self, planned: Planned, answer: Answer) -> Outcome:
-        """Return the outcome of a trial whose process has given this answer."""
+        """Return the outcome of a trial whose process has given `answer`."""
 
 
 class Queue:
@@ -163,7 +163,7 @@ class Queue:
         """Outcomes of the trials that have ended, by number."""
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
-        """Return the next trial; None if there is none, or no room for it now."""
+        """Return the next trial; None if there is no further trial, or no room for it at present."""
         return self.left.pop(0) if self.left and has_room(self.left[0].need) else None
 
     def ended(self, task: Task, outcome: Outcome) -> None:

@@ -18,7 +18,8 @@ EXAMPLE = "labrl -m agent=ppo,a2c seed=auto"
 
 
 def requested_stages(overrides: Sequence[str]) -> Stages | None:
-    """Return the stages that `seed=auto` or `seed=auto:<seeds of a stage>:<most>` requests, if any.
+    """Return the stages that `seed=auto` or `seed=auto:<seeds per stage>:<maximum per group>` requests, if
+    any.
 
     Raises InputError if `auto` is part of a list, and for stages that can never decide a pair.
     """
@@ -39,8 +40,7 @@ def requested_stages(overrides: Sequence[str]) -> Stages | None:
             "syntax",
         )
     elif size < 1 or stages.most < size or stages.most % size:
-        why = f"the maximum number of seeds per group, {stages.most}, must be a multiple of "
-        why += f"the number of seeds per stage, {size}"
+        why = f"the maximum of {stages.most} seeds per group must be a multiple of the {size} seeds per stage"
     elif not stages.can_decide:
         why = f"even the most different returns of {stages.most} seeds occur by chance with a probability "
         why += f"above {ALPHA:g}, so that no pair could be decided"
@@ -56,8 +56,8 @@ def with_seeds(overrides: Sequence[str], seeds: range) -> list[str]:
 
 
 def check_resume(again: ExperimentAgain, before: Experiment, stages: Stages | None) -> None:
-    """Raise InputError if a resume changes the stages or the groups of a comparison, which must be fixed
-    before its first seed. stages: the stages that the present overrides request."""
+    """Raise InputError if a resume changes the stages or the groups of a comparison. These must be fixed
+    before the comparison's first seed. stages: the stages that the present overrides request."""
     recorded = before.info.get("stages")
     planned = recorded is not None
     if planned != (stages is not None) or (planned and "seed" in map(key_of, again.edits)):

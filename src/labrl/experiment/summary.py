@@ -20,11 +20,11 @@ from labrl.session.callbacks.display import Display
 from labrl.trial.summary import say
 
 MOST_ROWS = 40
-"""Largest number of trials in the table; `experiment.json` contains all."""
+"""Maximum number of trials in the table; `experiment.json` contains all trials."""
 
 
 def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
-    """Return, by trial number, those overrides of a trial that not all trials have."""
+    """Return, by trial number, the overrides of each trial that are not common to all trials."""
     overrides = [set(record.overrides) for record in records]
     shared = set.intersection(*overrides) if overrides else set()
     if len(overrides) == 1:

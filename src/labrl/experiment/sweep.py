@@ -147,7 +147,7 @@ class Grid(Queue):
         plan_more: Callable[[], Plan] | None = None,
     ) -> None:
         """left: the remaining trials of the folder with their needs; the others have finished. plan_more:
-        function that plans further trials after all have ended, if any."""
+        function that plans further trials after all have ended; None: there are none."""
         super().__init__(_tasks(folder, folder.trials(), left))
         self.folder, self._plan_more = folder, plan_more
         self.records = {record.number: record for record in folder.trials()}
@@ -212,7 +212,7 @@ class Grid(Queue):
             reporting.make_report(self.folder.path)
 
     def _close(self, interrupted: int | None) -> int:
-        """Print the status of the trials, and make the report. Return the exit code.
+        """Print the status of the trials, and make the report. Return the exit code of the experiment.
 
         interrupted: exit code if a signal ended the experiment, else None.
         """

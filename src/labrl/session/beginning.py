@@ -15,7 +15,8 @@ from labrl.run.checkpoint import CheckpointStore
 from labrl.run.session import RunSession
 
 OBSERVATION = "observation"
-"""Name of the part, and of the transform, whose statistics are loaded with the weights."""
+"""Name of the transform whose statistics are loaded with the weights, and of the part that stands for
+them."""
 
 ABSENT = "-"
 """Placeholder for the shape of a weight that an agent does not have."""
@@ -27,7 +28,7 @@ class Learned(NamedTuple):
     content: dict[str, Any]
     """Weights and buffers by name, `<network>.<parameter>`, and the statistics of `observation`, if any."""
     shapes: dict[str, str]
-    """Shape of each weight, and for `observation` the class of the transform with the shapes of its
+    """Shape of each weight, and under `observation` the transform's class and the shapes of its
     statistics."""
     acting: frozenset[str]
     """Names of the networks that choose actions, and `observation`."""
@@ -115,7 +116,7 @@ def read_beginning(folder: RunSession) -> Mapping[str, Any]:
 
 
 def parts_of(names: Sequence[str]) -> list[str]:
-    """List the parts that occur in the given names of weights: networks and their submodules."""
+    """List the parts (networks and their submodules) that occur in the given names of weights."""
     found: dict[str, None] = {}
     for name in names:
         network, *inner = name.split(".")

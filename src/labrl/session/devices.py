@@ -21,7 +21,7 @@ NUM_CPUS = "LABRL_NUM_CPUS"
 
 
 def machine_cpus() -> int:
-    """Return the number of cores that the system grants to this process by its affinity and its control
+    """Return the number of cores that the system grants to this process by the process's affinity and control
     group."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # without a control group, or with the quota "max"

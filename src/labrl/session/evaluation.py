@@ -29,7 +29,7 @@ from labrl.step import Step
 
 NAME = "the process of asynchronous evaluation (meta.async_eval)"
 POLL_SECONDS = 0.05
-"""Seconds between two checks for an answer."""
+"""Seconds between two checks for an answer of the evaluation process."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def played_steps(
 
 
 class EvaluationEnvs:
-    """Separate environments in evaluation mode, made when they are first used.
+    """Separate environments in evaluation mode, which are made when they are first used.
 
     The seeds of episodes and actions depend only on the session's seed and the frame, so an evaluation does
     not depend on earlier ones or on the process that plays it.
@@ -153,7 +153,7 @@ class EvaluationEnvs:
 
 
 class Snapshot(NamedTuple):
-    """The agent at one frame, to be evaluated."""
+    """The agent's state at one frame, which is to be evaluated."""
 
     columns: dict[str, Any]
     """Result of `clock_columns`, the first columns of the evaluation's row."""

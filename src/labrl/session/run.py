@@ -44,8 +44,8 @@ checkpoint to start from; None for a new session."""
 
 
 def run(folder: Run, index: int) -> tuple[int, SessionResult]:
-    """Run the session with index `index` of a run, from its newest checkpoint if there is one, and write its
-    result.
+    """Run one session of a run, from its newest checkpoint if there is one, and write its result. index:
+    index of the session.
 
     The folder contains everything else: the recorded configuration and, for a fork or a start from another
     run, the files to start from. Under torchrun, the other ranks train with this one. Returns an exit code
@@ -90,7 +90,7 @@ def _run(
     aloud: bool,
     begin: Begin | None,
 ) -> tuple[int, SessionResult]:
-    """Run a session as `run` does.
+    """Run a session in the way that `run` describes.
 
     num_threads: number of cores for a new session; aloud: whether to print warnings; begin: function that
     starts the session on the other ranks of torchrun.

@@ -63,8 +63,7 @@ class Session:
         config: resolved configuration, with a seed; index: number of the session in its trial; num_threads:
         number of cores that the session may use; ranks: the processes that train the session together, each
         with the same number of environments; start: weights of another run to start from, as `read_beginning`
-        returns them. Raises InputError for mistakes that can be detected only by the parts once they are
-        built.
+        returns them. Raises InputError for mistakes that only show when the parts are built.
         """
         assert config.seed is not None, "the trial draws a seed before it starts sessions"
         self.config, self.index, self.folder, self.num_threads = config, index, folder, num_threads
@@ -164,7 +163,7 @@ class Session:
             timers.lap("callbacks")
 
     def _call_back(self) -> None:
-        """Call the callbacks that are due, and determine when the next one is."""
+        """Call the callbacks that are due, and determine when the next callback is due."""
         for callback in self.callbacks:
             if any(map(self.clock.due, callback.frequencies)) or self.timers.now >= callback.next_time:
                 callback.step(self.view)
@@ -331,7 +330,7 @@ def _compute(
 ) -> Compute:
     """Return the session's device, threads, precision and workspace.
 
-    images: whether the agent sees images. Large arrays are stored in files, which have so much room that
+    images: whether the agent sees images. Large arrays are stored in files. These have so much room that
     training never overwrites data to which the oldest kept checkpoint refers.
     """
     meta, replay = config.meta, folder.replay

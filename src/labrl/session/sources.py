@@ -41,9 +41,10 @@ _log = logging.getLogger(__name__)
 
 NAME = "the actor process (meta.async_unroll)"
 START_SECONDS = 300.0
-"""Seconds allowed for the start of the process, unless its timeout is longer: importing torch can be slow."""
+"""Seconds allowed for the start of the actor process, unless its timeout is longer: importing torch can be
+slow."""
 WINDOW = 100
-"""Number of latest vector steps that the metrics cover."""
+"""Number of the latest vector steps over which metrics are computed."""
 
 
 class Source(Protocol):
@@ -382,7 +383,7 @@ class WeightsFile:
 
     def __init__(self, path: Path, modules: Mapping[str, nn.Module], create: bool = False) -> None:
         """modules: networks of the same shapes as those of the other process; create: whether to create the
-        file; only the writer does."""
+        file, as only the writer does."""
         layout, end = [], _HEADER
         for tensor in _tensors(modules):
             layout.append((tensor.dtype, tensor.shape, end))

@@ -1,8 +1,9 @@
-"""Coordination of learning: a session alone, one of several ranks of torchrun, or one of several in Hogwild.
+"""Coordination of learning for a single session, for one of several ranks of torchrun, and for one of several
+sessions in Hogwild.
 
 In Hogwild, the sessions of a trial train the same weights without a lock (Niu et al., 2011, arXiv:1106.5730;
-Mnih et al., 2016, arXiv:1602.01783, section 4, for reinforcement learning). The order in which they read and
-write is undefined, so runs are not reproducible.
+Mnih et al., 2016, arXiv:1602.01783, section 4, for reinforcement learning). The order in which the sessions
+read and write is undefined, so runs are not reproducible.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class RankTeam(Alone):
         return bool(stop)
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
-        """Count the frames of all ranks at once, and their episodes when the ranks meet."""
+        """Count the frames of all ranks immediately, and their episodes when the ranks meet."""
         self._clock.opt_step += updates
         self._clock.tick(self._frames_per_step)
         self._ended += [(self._clock.frame, episode) for episode in ended]
@@ -276,14 +277,13 @@ def furthest(run_folder: Path) -> Checkpoint | None:
 
 
 def forget_shared_weights(run_folder: Path) -> None:
-    """Remove the files of earlier sessions before new sessions start, because those restore from
-    checkpoints."""
+    """Remove the files of earlier sessions before new sessions start, because the new ones restore their
+    weights from checkpoints."""
     shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
 
 
 def check_shared_weights(config: TrialConfig, images: bool) -> None:
-    """Raise InputError if the configuration asks for sessions with the same weights, but they cannot share
-    them.
+    """Raise InputError if the sessions of a trial are to share their weights, but cannot.
 
     images: whether the agent sees images.
     """
@@ -313,8 +313,8 @@ def on_cpu(state: Any) -> Any:
 
 
 def _sharing(state: Any, own: Any) -> Any:
-    """Return `state` with each tensor that is equal in `own` replaced by that of `own`, which is then stored
-    once."""
+    """Return `state`, in which tensors that equal those of `own` are replaced by the latter and thus stored
+    only once."""
     if isinstance(state, Mapping) and isinstance(own, Mapping):
         return {name: _sharing(value, own.get(name)) for name, value in state.items()}
     if isinstance(state, torch.Tensor) and isinstance(own, torch.Tensor):

@@ -1,6 +1,7 @@
 """One session on several processes of torchrun: rank 0 leads, and the others follow.
 
-Only rank 0 reads the command line and writes files. The other ranks wait for the run folder that it names.
+Only rank 0 reads the command line and writes files. The other ranks wait for the run folder that rank 0
+names.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _counted(ranks: int) -> str:
 
 
 class Group:
-    """The connected ranks of a session, as one of them sees the others."""
+    """The group of a session's connected ranks, from the point of view of one of them."""
 
     def __init__(self, launch: Launch) -> None:
         """Connect, and wait for the other ranks."""

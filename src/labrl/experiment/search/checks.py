@@ -1,4 +1,5 @@
-"""Checks of a search without Optuna and PyTorch, so that a wrong command line is refused at once."""
+"""Checks of a search that do not import Optuna or PyTorch, so that a wrong command line is refused at
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The objective of a search: the mean over sessions of a measure of their evaluation checkpoints."""
+"""The objective of a search: a measure of each session's evaluation checkpoints, averaged over the
+sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def read_curve(session: RunSession, measure: Measure) -> Curve:
     """Return the evaluation checkpoints of a session that have a return and, if `measure` is an `info`
     column, a number in that column.
 
-    There is no return before the end of the first episode.
+    A checkpoint has no return before the first episode has ended.
     """
     curve = {}
     needed = {"frame", "return_mean", *([measure] if measure.startswith(INFO) else [])}

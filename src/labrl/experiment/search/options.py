@@ -13,7 +13,8 @@ from labrl.types import INFO, NonNegativeInt, PositiveInt, Probability
 
 
 def _measure(name: Any) -> Any:
-    """Return a measure of a session or the name of an `info` column. Raises for anything else."""
+    """Return `name` if it is a measure of a session or an `info` column. Raises PydanticCustomError
+    otherwise."""
     if not isinstance(name, str):
         raise PydanticCustomError("type", "must be one measure, because a search has one objective")
     measures = ("final_return", "best_return", "auc", "strength", "wall")
@@ -52,7 +53,7 @@ class SearchConfig:
     pruner: Pruner
     """Pruner, which stops unpromising trials at their evaluation checkpoints."""
     confirm: Confirm | None
-    """Confirmation of the best trials on fresh seeds; null: none."""
+    """Confirmation of the best trials on fresh seeds; null: no confirmation."""
     max_failure_rate: Probability
     """Fraction of trials that may fail before the search ends, in [0, 1]."""
     retries: NonNegativeInt
@@ -61,7 +62,7 @@ class SearchConfig:
 
 @dataclass(kw_only=True)
 class Settings:
-    """Settings of `hydra.sweeper`, the same as in hydra-optuna-sweeper."""
+    """Settings of `hydra.sweeper`, with the names of hydra-optuna-sweeper."""
 
     sampler: dict[str, Any]
     """The `_target_` of an Optuna sampler, with its settings."""

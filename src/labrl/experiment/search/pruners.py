@@ -1,8 +1,8 @@
-"""Pruners: which trials a search stops early, and their options (`search.pruner`).
+"""Pruners, which decide which trials a search stops early, and their options (`search.pruner`).
 
 Optuna's pruners read the study while it changes, and some write to it while they decide, so that a process
-killed in between could decide differently the second time. The pruners of this module decide from the reports
-alone.
+that is killed in between could decide differently after a restart. The pruners of this module decide from the
+reports alone.
 """
 
 from __future__ import annotations
@@ -205,9 +205,10 @@ class HyperbandPruner(Halving):
         return self._loses_at(rung, reports, rivals, rows)
 
     def bracket_of(self, reports: Reports, number: int) -> int:
-        """Return the bracket of a trial. Bracket 0 stops trials earliest, and the last stops none.
+        """Return the bracket of a trial. Bracket 0 stops trials earliest, and the last bracket stops none.
 
-        Each bracket gets trials in proportion to how many of them fit into a given number of frames.
+        Each bracket gets a share of the trials in proportion to how many trials it can run in a given number
+        of frames.
         """
         factor, grace = self.reduction_factor, self.first_rung(reports.budget)
         count = 1 + max(0, math.floor(math.log(reports.budget / grace, factor) + 1e-9))
@@ -261,7 +262,8 @@ class WilcoxonPruner(StartingPruner):
 
 
 def _of_earlier_version(node: Any) -> Any:
-    """Return options with the names of this version, so that runs of earlier versions can be read."""
+    """Return a pruner's options with the names of this version, so that runs of earlier versions can be
+    read."""
     earlier = ({"kind", "startup_trials", "warmup"}, {"kind", "grace_period", "reduction_factor"})
     if not isinstance(node, Mapping) or set(node) not in earlier:
         return node

@@ -30,8 +30,8 @@ SEQUENCES = ("GridSampler", "QMCSampler")
 class NumberedSampler(BaseSampler):
     """A sampler that is created for each trial, and for each value that is drawn independently.
 
-    A single sampler would have random state that the storage does not contain: after a kill, it would repeat
-    the values of the first trials, and several machines would propose the same values.
+    A single sampler would have random state that the storage does not contain: after the process was killed,
+    it would repeat the values of the first trials, and several machines would propose the same values.
     """
 
     def __init__(self, node: Mapping[str, Any], space: Space, seed: int) -> None:
@@ -69,7 +69,8 @@ class NumberedSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Ask a sampler with a seed from the trial and the name, so that the order of draws has no effect."""
+        """Ask a sampler whose seed is derived from the trial and the parameter's name, so that the order of
+        draws has no effect."""
         sampler = self._sampler
         if not self.is_grid:
             sampler = self._made(derived_seed(self._seed, "sampler", trial.number, param_name))
@@ -78,7 +79,7 @@ class NumberedSampler(BaseSampler):
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Tell the sampler the result, unless it is a grid, which would end the study."""
+        """Tell the sampler the result, unless the sampler is a grid, which would end the study."""
         if not self.is_grid:
             self._sampler.after_trial(study, trial, state, values)
 

@@ -193,7 +193,8 @@ class Search(RetryingQueue):
             )
 
     def _confirmed(self, config: Confirm | None, launcher: TrialLauncher) -> dict[str, Any] | None:
-        """Run the best trials on fresh seeds. Return None if this machine does not do that."""
+        """Run the best trials on fresh seeds. Return the confirmation; None if this machine does not make
+        it."""
         study = self.study
         best = study.best()
         if config is None or not best or not study.is_complete():
@@ -306,8 +307,8 @@ def _values(params: Mapping[str, Any]) -> str:
 def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
     """Return the seeds and the candidates of a confirmation, the best trial first.
 
-    If fewer trials have finished than `config.top`, the best pruned ones follow, with the frame at which they
-    were `pruned`.
+    If fewer trials have finished than `config.top`, the best pruned trials follow, with the frame at which
+    they were `pruned`.
     """
     candidates: list[dict[str, Any]] = []
     for trial in [*study.best(), *study.best_pruned()][: config.top]:
@@ -408,7 +409,7 @@ def conclude(
 def break_off(experiment: Experiment, storage: StudyStorage, error: Exception) -> int:
     """Report that the study's storage or the disk has failed during the search. Return the exit code.
 
-    Raises `error` if it has another cause.
+    Raises `error` if neither of them is its cause.
     """
     reason = storage.failed(error)
     if reason is None:

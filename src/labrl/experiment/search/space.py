@@ -42,7 +42,7 @@ class Space:
     """Searched keys with their distributions, and the overrides that all trials share."""
 
     distributions: dict[str, BaseDistribution]
-    """Distributions by full key, with the `+` of a new key."""
+    """Distributions by full key; the key of a new value begins with `+`."""
     fixed: list[str]
     """Overrides of the command line that all trials share, in order."""
     written: dict[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
 
 
 def _as_override(value: Any) -> str:
-    """Return the value in Hydra's syntax. Text in brackets or quotes is in that syntax already."""
+    """Return the value in Hydra's syntax. A text in brackets or quotes already has this syntax."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str) and not re.match(r"[\[{'\"]|\w[\w./()+, -]*$", value):
@@ -158,7 +158,7 @@ def _as_override(value: Any) -> str:
 
 
 BEST = "experiment/best.yaml"
-"""File in the experiment folder, which makes it a --config-dir with the option experiment=best."""
+"""File in the experiment folder, which makes that folder a --config-dir with the option experiment=best."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Recipe:
     choices: Mapping[str, str]
     """The option of each group in all trials, whether or not it is set on the command line."""
     how: list[str]
-    """Overrides for how a trial of a search is run, which do not affect learning."""
+    """Overrides that determine how a trial of a search is run, and do not affect learning."""
     config_dir: str | None = None
     """Folder with the user's own groups."""
 

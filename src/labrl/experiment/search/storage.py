@@ -122,7 +122,7 @@ def _file_lock(path: Path) -> Any:
 
 
 def _in_url(path: Path) -> str:
-    """Return a path for the URL of an SQLite file.
+    """Return a path in the form that the URL of an SQLite file needs.
 
     SQLAlchemy decodes percent signs and ends the path at a question mark, and Optuna replaces braces.
     """

@@ -1,8 +1,8 @@
 """A study that several machines share: it assigns trials, and records their reports and results.
 
-Of Optuna 5, only `ask` and `tell` are used. Its heartbeat and its retry callback work only inside
+Of Optuna 5, only `ask` and `tell` are used. Optuna's heartbeat and retry callback work only inside
 `Study.optimize` and on a database, and they count a retried trial as a new one, so that the total and the
-draws would depend on failures. Its pruners do not decide from the reports alone (see `pruners`), and its
+draws would depend on failures. Optuna's pruners do not decide from the reports alone (see `pruners`), and its
 storages have no lock for a decision (see `storage`).
 """
 
@@ -39,7 +39,7 @@ from labrl.run.lock import FolderLock
 from labrl.seeding import derived_seed, draw_seed
 
 FACTS = "labrl"
-"""Attribute of the study and of each trial for labrl's own data."""
+"""Attribute of the study and of each trial that contains labrl's own data."""
 
 CONFIRMS = "labrl:confirms"
 """Attribute of the study that names the machine which runs the confirmation."""
@@ -57,7 +57,7 @@ MISSED_BEATS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan of a study, the same on every machine."""
+    """Plan of a study, which is the same on every machine."""
 
     name: str
     space: Space
@@ -153,8 +153,8 @@ class Study:
     def folder_of(self, trial: FrozenTrial) -> Path:
         """Return the run folder of a trial.
 
-        It was recorded with its full path, because several machines share the study. If the experiment folder
-        has been moved or copied since then, the run folder in it is returned.
+        The run folder was recorded with its full path, because several machines share the study. If the
+        experiment folder has been moved or copied since then, the run folder inside it is returned.
         """
         facts = trial.user_attrs[FACTS]
         folder, home = Path(facts["folder"]), Path(facts["home"])
@@ -284,7 +284,7 @@ class Study:
         )
 
     def trial_seed(self, number: int) -> int:
-        """Return the seed of a trial, the same on every machine and for every attempt."""
+        """Return the seed of a trial, which is the same on every machine and for every attempt."""
         return derived_seed(self.seed, "trial", number)
 
     def _taken_over(self, trial: FrozenTrial) -> Assignment:
@@ -298,7 +298,8 @@ class Study:
         return Assignment(trial.number, dict(trial.params), folder, seed, facts["attempts"])
 
     def _is_dead(self, owner: dict[str, Any]) -> bool:
-        """Return whether a machine is dead: its lock on this machine is free, or it missed its heartbeats."""
+        """Return whether a machine is dead, because its lock on this machine is free or it has missed its
+        heartbeats."""
         home = Path(owner["home"])
         if home.is_dir():
             if FolderLock(home).holder() is not None:

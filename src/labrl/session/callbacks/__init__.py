@@ -1,4 +1,4 @@
-"""Callbacks of a session: logging, evaluation, checkpoints, progress, and those written by users."""
+"""Callbacks of a session: logging, evaluation, checkpoints, progress, and callbacks written by users."""
 
 from labrl.session.callbacks.callback import Callback, check_callbacks
 

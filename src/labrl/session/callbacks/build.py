@@ -27,9 +27,9 @@ def build_callbacks(
     `Evaluate` and `Checkpoint`.
 
     Listeners, including users' callbacks, come first, so that they have started before the first row is
-    written. Callbacks that write rows follow. The checkpoint comes last, so that it includes the changes of
-    all others at its frame. workspace: the workspace of rank 0; num_ranks: number of ranks. Raises InputError
-    if a user's callback is not a `Callback`.
+    written. Callbacks that write rows follow. The checkpoint comes last, so that it includes the changes that
+    all other callbacks make at its frame. workspace: the workspace of rank 0; num_ranks: number of ranks.
+    Raises InputError if a user's callback is not a `Callback`.
     """
     meta = config.meta
     listeners: list[Callback] = [Progress(meta.progress and meta.max_session == 1)]

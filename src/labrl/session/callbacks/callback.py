@@ -1,4 +1,4 @@
-"""The base class of callbacks, and their read-only view of the session."""
+"""The base class of callbacks, and the read-only view of the session that callbacks receive."""
 
 from __future__ import annotations
 
@@ -62,13 +62,14 @@ class SessionView:
     did."""
     last_step: Callable[[], Step | None]
     """Function that returns the last vector step, read-only, with raw rewards and the episodes that ended in
-    it; None before the first, after a resume until the next, and while the agent learns without acting."""
+    it; None before the first step, after a resume until the next step, and while the agent learns without
+    acting."""
     observation: Callable[[], NDArray | None]
     """Function that returns a copy of the current transformed observations, [num_envs, *obs], or None before
-    the first."""
+    the first observation."""
     metrics: Callable[[], dict[str, float]]
-    """Function that returns the columns of a training row about learning, such as losses: the agent's
-    metrics, or their means over the ranks."""
+    """Function that returns those columns of a training row that describe learning, such as losses: the
+    agent's metrics, or their means over the ranks."""
     state_dict: Callable[[], dict[str, Any]]
     """Function that returns the complete state for a checkpoint, including that of the callbacks."""
 
@@ -86,9 +87,9 @@ class Callback:
     """
 
     frequencies: Sequence[int] = (1,)
-    """Numbers of frames. `step` is called after the first vector step that crosses a multiple of one of them,
-    and at the end of the budget. With (1,) it is called after every vector step and must be cheap; with () it
-    is never called."""
+    """Frequencies in frames. `step` is called after the first vector step that crosses a multiple of one of
+    them, and at the end of the budget. With (1,) it is called after every vector step and must be cheap; with
+    () it is never called."""
     next_time: float = math.inf
     """Time, in seconds of `time.perf_counter`, after which the first vector step is also followed by a call
     of `step`."""

@@ -35,7 +35,7 @@ class DiskRefusesError(LabrlError):
 class Checkpoint(Callback):
     """Save the session every `meta.log_frequency` frames, at each new best evaluation, and at the end.
 
-    Must be the last callback, because the checkpoint includes the changes of the others at this frame.
+    Must be the last callback, because the checkpoint includes the changes that the others make at its frame.
 
     Training continues while a checkpoint is written if the state is small enough to be copied and no part of
     it is in files that training writes to. A checkpoint is complete on disk before the next one is started
@@ -44,9 +44,9 @@ class Checkpoint(Callback):
     usual.
 
     If the disk fails, training continues and `session.folder.errors` reports it; earlier checkpoints stay. If
-    they depend on files that training writes to, training ends before it would make them unusable. If the
-    last checkpoint cannot be written, the session fails, because everything learned since the previous one is
-    lost.
+    earlier checkpoints depend on files that training writes to, training ends before it would make them
+    unusable. If the last checkpoint cannot be written, the session fails, because everything learned since
+    the previous one is lost.
 
     Weights that are evaluated asynchronously are saved when the evaluation starts, and kept until its result
     is known.
@@ -66,8 +66,9 @@ class Checkpoint(Callback):
         keep_every: int | None = None,
     ) -> None:
         """frequency: frames between checkpoints; keep_last: number of latest checkpoints to keep; evaluate:
-        provides the frame of the best model; workspace: has the files that may contain part of the state;
-        num_ranks: number of ranks; keep_every: frames between checkpoints that are never removed."""
+        callback that provides the frame of the best model; workspace: workspace whose files may contain part
+        of the state; num_ranks: number of ranks; keep_every: frames between checkpoints that are never
+        removed."""
         self._frequency, self._keep_last, self._keep_every = frequency, keep_last, keep_every
         self._evaluate = evaluate
         self.frequencies = self._all_frequencies()
@@ -101,7 +102,8 @@ class Checkpoint(Callback):
             self._declare_best(session, best_frame)
 
     def step(self, session: SessionView) -> None:
-        """Save if a checkpoint is due, if this may be the best model so far, or if files are nearly full."""
+        """Save if a checkpoint is due, if the present model may be the best so far, or if files are nearly
+        full."""
         frame = session.clock.frame
         if self._refused:
             self._check_files(session)
@@ -132,7 +134,7 @@ class Checkpoint(Callback):
             )
 
     def finish(self, session: SessionView) -> None:
-        """Save an interrupted session; with `save_crash`, save a failed one in a separate folder."""
+        """Save an interrupted session; with `save_crash`, save a failed session in a separate folder."""
         self._settle()
         crashed = sys.exception() is not self._handled
         if crashed and self._save_crash:

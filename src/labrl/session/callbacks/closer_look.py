@@ -41,8 +41,8 @@ def _parameters(agent: Agent) -> Iterator[tuple[str, nn.Parameter]]:
 class Norms:
     """Euclidean norms of each weight tensor and of its gradient in the last update.
 
-    Checkpoints do not contain gradients, so the state contains their norms, in case a row is due before the
-    next update.
+    Checkpoints do not contain gradients. The state therefore contains their norms, in case a row is due
+    before the next update.
     """
 
     def __init__(self) -> None:

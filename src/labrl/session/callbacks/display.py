@@ -74,7 +74,7 @@ class SessionProgress:
     max_frame: int
     episode: int
     return_mean: float | None
-    """Mean return of the last `meta.episode_window` episodes; None before the first has ended."""
+    """Mean return of the last `meta.episode_window` episodes; None before the first episode has ended."""
     fps: float | None
     """Recent frames per second; None before the first measurement."""
     wall: float
@@ -82,8 +82,8 @@ class SessionProgress:
     rows: int
     """Number of rows of training metrics written by this process."""
     status: str
-    """starting, running, finished, interrupted or failed; ended if the process ended without recording
-    how."""
+    """One of starting, running, finished, interrupted and failed, or ended if the process has ended without
+    recording how."""
     phases: dict[str, float] = field(default_factory=dict)
     """Fraction of the time spent in `env`, `act`, `learn` and `callbacks`."""
     returns: list[float] = field(default_factory=list)
@@ -121,7 +121,7 @@ class TrialProgress(SessionProgress):
     about: str = ""
     """What distinguishes the trial from others of its experiment."""
     left: float | None = None
-    """The time until its last session ends, in seconds; None if unknown."""
+    """The time until the trial's last session ends, in seconds; None if unknown."""
 
     @classmethod
     def of(cls, number: int, about: str, status: str, sessions: Sequence[SessionProgress] = ()) -> Self:
@@ -170,7 +170,7 @@ class Terminal(Console):
 
 
 class _Live(Live):
-    """Rich's live display, which also erases the lines that a terminal adds when it becomes narrower.
+    """Rich's live display, extended to erase the lines that a terminal adds when it becomes narrower.
 
     A terminal that becomes narrower wraps the lines of the panel.
     """
@@ -179,7 +179,7 @@ class _Live(Live):
     """Lengths of the lines that were drawn last."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Return what to print before and after `renderables`, which appear above the panel."""
+        """Return `renderables`, which appear above the panel, with what to print before and after them."""
         console, erase = self.console, ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
         wrapped = sum(math.ceil(length / console.width) - 1 for length in self._drawn if length)
         lines = console.render_lines(self.renderable, console.options.update(height=None), pad=False)
@@ -213,7 +213,7 @@ class Display:
 
     @property
     def is_live(self) -> bool:
-        """Whether this is a panel, which is updated in place."""
+        """Whether the display is a panel, which is updated in place."""
         return self._console.is_jupyter or self._console.is_interactive
 
     @property
@@ -279,7 +279,7 @@ class Display:
         """Print a line when the session has ended, after a new row, or after a while, but never two within a
         second.
 
-        While a session learns or evaluates, its frame does not change, and no line is repeated.
+        While a session learns or evaluates, its frame does not change, so no line is printed.
         """
         if progress.frame == 0 and progress.status in ("starting", "running", "ended"):
             return

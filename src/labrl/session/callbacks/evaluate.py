@@ -39,9 +39,9 @@ class Evaluate(Callback):
     the budget.
 
     If the quota has no environments, the score is that of the last `meta.episode_window` training episodes.
-    Otherwise separate environments in evaluation mode play whole episodes. The seeds of episodes and actions
-    depend only on the session's seed and the frame, so training is the same with evaluation on or off, and a
-    resumed session evaluates like an uninterrupted one.
+    Otherwise separate environments in evaluation mode play complete episodes. The seeds of episodes and
+    actions depend only on the session's seed and the frame, so training is the same with evaluation on or
+    off, and a resumed session evaluates like an uninterrupted one.
 
     With `beside`, a separate process plays the episodes, one evaluation at a time: when the next one is due,
     training waits for the previous one. The rows and their order are the same as without `beside`; each row
@@ -63,9 +63,10 @@ class Evaluate(Callback):
         self.followers: list[Follower] = []
         """Functions that are called with each evaluation, after the listeners."""
         self.best_return: float | None = None
-        """Highest `return_mean` so far; None before the first."""
+        """Highest `return_mean` so far; None before the first evaluation."""
         self.best_frame: int | None = None
-        """Frame of the best score at a multiple of the frequency; None before the first."""
+        """Frame of the best score among those at a multiple of the frequency; None before the first
+        evaluation."""
         self.best_source: Source | None = None
         """Kind of episodes from which the best score was computed. Scores of different kinds are not
         comparable: if a resume switches `meta.rigorous_eval` on or off, the first score of the new kind
@@ -81,7 +82,7 @@ class Evaluate(Callback):
 
     @property
     def owed(self) -> int | None:
-        """The frame of the first evaluation without a row; None if every evaluation has one."""
+        """The frame of the first evaluation without a row; None if every evaluation has a row."""
         return self._queue[0].frame if self._queue else None
 
     def start(self, session: SessionView) -> None:
@@ -133,7 +134,8 @@ class Evaluate(Callback):
     def _advance(self, session: SessionView, wait: bool) -> None:
         """Write the rows of the queue in order, up to an evaluation that has not finished.
 
-        wait: whether to wait for that evaluation. If another one is queued behind it, it is always awaited.
+        wait: whether to wait for that evaluation. If another one is queued behind it, this always waits for
+        it.
         """
         while self._queue:
             played = self._played(session, self._queue[0], wait or len(self._queue) > 1)

@@ -135,7 +135,7 @@ _CRC = [_crc_of(byte) for byte in range(256)]
 def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramProto:
     """Return a histogram of the finite values.
 
-    edges: bin edges; None for `_BINS` equal bins from the lowest to the highest value.
+    edges: bin edges; None: `_BINS` bins of equal width from the lowest to the highest value.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
@@ -155,7 +155,7 @@ def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramP
 def typed(run: Run) -> dict[str, Any]:
     """Return the overrides of a trial by key, with resolved values, and its seed.
 
-    Returns {} if the run folder is damaged, because this must not stop training.
+    Returns {} if the run folder is damaged, because a damaged folder must not stop training.
     """
     try:
         config, overrides = run.read_config(), run.overrides

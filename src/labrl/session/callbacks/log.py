@@ -19,8 +19,8 @@ from labrl.session.callbacks.closer_look import Norms
 _log = logging.getLogger(__name__)
 
 LONG = 5_000
-"""Number of steps without a finished episode after which a warning is logged, or half of the budget if that
-is less."""
+"""Number of steps without a finished episode after which a warning is logged; half of the budget if that is
+less."""
 SHORT = 500
 """Number of steps for which an episode may last without a warning, however small the budget."""
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from labrl.session.options import ProfileConfig
 
 ROWS = 50
-"""Number of rows in the table of the calls with the longest self time."""
+"""Number of rows in the table, which lists the calls with the longest self time."""
 
 
 class Profile(Callback):

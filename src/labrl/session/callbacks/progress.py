@@ -122,7 +122,8 @@ class Panel:
             self._display.close()
 
     def refresh(self, now: bool = False) -> None:
-        """Show the current progress. Calls within a second of the last one have no effect unless `now`."""
+        """Show the current progress. A call within a second of the previous one has no effect unless `now` is
+        true."""
         if self._display is not None and (now or time.monotonic() >= self._next):
             self.show(self._display)
             self._next = time.monotonic() + REFRESH_SECONDS
@@ -158,9 +159,9 @@ class TrialPanel(Panel):
         self._ended: Collection[int] = ()
 
     def update(self, ended: Collection[int] = ()) -> None:
-        """Show the current progress of the sessions. Calls within a second of the last one have no effect.
-
-        ended: indices of sessions whose process has ended; the file of a killed session still says `running`.
+        """Show the current progress of the sessions. A call within a second of the previous one has no
+        effect. ended: indices of sessions whose process has ended; the file of a killed session still says
+        `running`.
         """
         self._ended = ended
         self.refresh()
@@ -192,7 +193,7 @@ logger."""
 
 
 class LogLines:
-    """The lines that are added to a log after this object has been created."""
+    """Reader of the lines that are added to a log after this object has been created."""
 
     def __init__(self, log: Path, pattern: re.Pattern[str]) -> None:
         """pattern: regular expression for the lines to yield; its first group is their text."""

@@ -24,8 +24,8 @@ class RecordEpisodes(Callback):
 
     Both are evaluation episodes if evaluation has environments of its own, and training episodes otherwise.
     If an evaluation plays several episodes, that of the first environment counts as the latest. This callback
-    must come after `Evaluate` and before `Checkpoint`, which saves its state. Nothing is copied or written
-    in a step.
+    must come after `Evaluate` and before `Checkpoint`, which saves its state. Neither copying nor writing
+    takes place in the session's steps.
     """
 
     def __init__(self, evaluate: Evaluate, each: bool) -> None:
@@ -34,7 +34,7 @@ class RecordEpisodes(Callback):
         self.frequencies = evaluate.frequencies
         self._evaluate, self._each = evaluate, each
         self.highlights = Highlights()
-        """The kept episodes, to which the session adds training episodes."""
+        """The kept episodes. The session adds training episodes to them."""
         self._env: dict[str, Any] = {}
         self._next_write = 0.0
         self._waiting: dict[str, RecordedEpisode] = {}  # by file name, those that could not be written

@@ -19,14 +19,14 @@ TABLES: tuple[Table, ...] = ("train", "eval")
 class TensorBoard(Callback):
     """Write every number of every row as `train/<column>` or `eval/<column>` over frames.
 
-    A resumed session starts a new file. It tells readers to discard the content of earlier files from its
-    first frame on, and repeats rows from the tables that are lost in this way. Each row is therefore shown
-    exactly once, except rows that the resume undid, which are not shown. While the file cannot be written,
-    for instance on a full disk, rows are kept for later, but histograms are lost.
+    A resumed session starts a new file. The new file tells readers to discard the content of earlier files
+    from its first frame on, and repeats the rows that would be lost in this way from the tables. Each row is
+    therefore shown exactly once, except rows that the resume undid, which are not shown. While the file
+    cannot be written, for instance on a full disk, rows are kept for later, but histograms are lost.
     """
 
     def __init__(self, look: CloserLook | None = None) -> None:
-        """look: provides the histograms for each training row; None for no histograms."""
+        """look: source of the histograms for each training row; None: no histograms."""
         self._look = look
         self.frequencies = () if look is None else (1,)
         self._file: EventFile | None = None
