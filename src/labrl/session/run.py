@@ -44,8 +44,7 @@ checkpoint to start from; None for a new session."""
 
 
 def run(folder: Run, index: int) -> tuple[int, SessionResult]:
-    """Run one session of a run, from its newest checkpoint if there is one, and write its result. index:
-    index of the session.
+    """Run session `index` of a run, from its newest checkpoint if there is one, and write its result.
 
     The folder contains everything else: the recorded configuration and, for a fork or a start from another
     run, the files to start from. Under torchrun, the other ranks train with this one. Returns an exit code

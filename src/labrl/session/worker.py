@@ -78,8 +78,10 @@ class Worker:
             self._line.send_bytes(json.dumps({**surroundings(), **order, "environment": variables}).encode())
 
     def ended(self) -> tuple[int, str | None] | None:
-        """Return the exit code of the session or trial, and its error if there is one; None while none has
-        ended. The exit code is negative if a signal has killed the process.
+        """Return the exit code of the session or trial, and its error if there is one; None while there is no
+        answer.
+
+        The exit code is negative if a signal has killed the process.
         """
         try:
             if not self._line.poll():

@@ -160,8 +160,9 @@ class TrialPanel(Panel):
 
     def update(self, ended: Collection[int] = ()) -> None:
         """Show the current progress of the sessions. A call within a second of the previous one has no
-        effect. ended: indices of sessions whose process has ended; the file of a killed session still says
-        `running`.
+        effect.
+
+        ended: indices of sessions whose process has ended; the file of a killed session still says `running`.
         """
         self._ended = ended
         self.refresh()
