@@ -291,7 +291,7 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
     if not meta.distributed:
         return
     if meta.max_session < 2:
-        allowed = f"be at least 2 with meta.distributed={meta.distributed}: sessions train together"
+        allowed = f"be at least 2 with meta.distributed={meta.distributed}, which needs several sessions"
         fix = "meta.max_session=2 or more"
         raise InputError.value("meta.max_session", meta.max_session, allowed, fix=fix, code="contradiction")
     agent_class(config.agent).check_shared(config.agent.config)
@@ -299,7 +299,9 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
     if compute.device.type != "cpu":
         setting, other = f"meta.device={meta.device}", f"meta.distributed={meta.distributed}"
-        raise InputError.contradiction(setting, other, "it shares weights in main memory", "meta.device=cpu")
+        raise InputError.contradiction(
+            setting, other, "sessions share weights in main memory", "meta.device=cpu"
+        )
 
 
 def on_cpu(state: Any) -> Any:

@@ -108,7 +108,7 @@ def check_resume(run: Run) -> None:
         how = f"by torchrun with {then} processes" if then > 1 else "without torchrun"
         raise InputError(
             f"{run.path} was started with {_counted(then)} and cannot be continued with {_counted(now)}, "
-            f"because its environments are divided over the ranks. Resume it {how}.",
+            f"because its environments are divided among the ranks. Resume it {how}.",
             code="changed-past",
             key="+resume",
         )

@@ -144,7 +144,7 @@ def _plan(
     measure, pruner = asked.search.objective, asked.search.pruner
     columns = [f"{INFO}{name}" for name in info_keys(base.env)]
     if measure.startswith(INFO) and measure not in columns:
-        why = f"the runs have no such column{', but ' * bool(columns)}{', '.join(columns)}"
+        why = f"the runs have no such column{', but only ' * bool(columns)}{', '.join(columns)}"
         name = measure.removeprefix(INFO)
         fix = f"'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction"
         raise InputError.about(f"search.objective={measure}", why, fix, code="missing")
@@ -153,7 +153,7 @@ def _plan(
         raise InputError.missing(
             "hydra.sweeper.study_name",
             f"hydra.sweeper.storage={redact(settings.storage)} can contain several studies, and other "
-            "machines join this one by its name",
+            "machines join this study by its name",
             "hydra.sweeper.study_name=<name>",
         )
     baseline = random_return(env, base.env) if measure == "strength" else 0.0

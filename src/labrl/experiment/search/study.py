@@ -385,7 +385,7 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
             f"hydra.sweeper.study_name={name}",
             f"a study of this name in {storage} with other settings",
             f"{told}\nTo join that study, give the same values",
-            "To create another one, leave out +resume, and set another hydra.sweeper.study_name if several "
+            "To create another study, leave out +resume, and set another hydra.sweeper.study_name if several "
             "studies share the storage",
         )
     return agreed

@@ -66,7 +66,7 @@ class ReportToSearch(Callback):
                 return
             if time.monotonic() > until:
                 if FolderLock(self._home).holder() is None:
-                    _log.warning("the search in %s has ended: this session is not pruned", self._home)
+                    _log.warning("the search in %s has ended, so this session is not pruned", self._home)
                     self._lost = True
                     return
                 until += PATIENCE
