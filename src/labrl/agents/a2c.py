@@ -98,7 +98,7 @@ class A2C(PolicyAgent):
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raise InputError unless exactly one of `horizon` and `episodes` is set and the budget allows it."""
+        """Raise InputError unless exactly one of `horizon` and `episodes` is set and fits the budget."""
         if (config.horizon is None) == (config.episodes is None):
             given = "both are null" if config.horizon is None else "both are numbers"
             raise InputError.contradiction(

@@ -217,7 +217,7 @@ class Agent(ABC):
     def followers(self) -> dict[str, str]:
         """Return which modules follow another one, such as target networks: {name: name of the followed one}.
 
-        When weights are loaded from another run, a following module receives those of the followed module.
+        When weights are loaded from another run, a following module receives the weights of the followed one.
         """
         return {}
 

@@ -51,9 +51,9 @@ class DQNConfig(ExperienceConfig, ValuePolicyConfig):
     """Options of the DQN family."""
 
     value: Component
-    """Meaning of the network's outputs: expected returns, distributions or quantiles."""
+    """Meaning of the network's outputs: expected returns, or distributions or quantiles of returns."""
     target: Component
-    """Update of the target network."""
+    """Update rule of the target network."""
     double: bool
     """Whether the online network chooses the next action (double DQN); otherwise the target network does. In
     both cases, the target network computes the action's value."""

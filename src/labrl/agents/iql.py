@@ -43,7 +43,7 @@ class IQLConfig(ReplayActorCriticConfig):
     """Options of IQL."""
 
     target: Component
-    """Update of the target critics."""
+    """Update rule of the target critics."""
     expectile: Expectile
     """Expectile tau, in (0, 1), of the data's Q(s, a) that V(s) learns; 0.5: the mean; close to 1: nearly the
     maximum."""

@@ -292,7 +292,7 @@ class PolicyAgent(Agent):
     def record(self, statistics: Tensor, grad_norm: float | Tensor) -> None:
         """Keep the mean statistics of a rollout, and the gradient norm, for the next metrics row.
 
-        Raises NonFiniteError if a number is not finite, and InputError if STATISTICS has more or fewer names.
+        Raises NonFiniteError if one is not finite, and InputError unless STATISTICS names each statistic.
         """
         if len(statistics) != len(self.STATISTICS):
             raise wrong_statistics(self, "STATISTICS", self.STATISTICS, len(statistics))

@@ -75,7 +75,7 @@ class Reinforce(PolicyAgent):
             raise InputError.contradiction(
                 f"agent.value_coef={given}",
                 f"agent.baseline={config.baseline}",
-                "it weights the loss of learned values: a number for the baseline value, null for any other",
+                "it is the weight of the value loss: a number for the baseline value, null for the others",
                 "agent.baseline=value agent.value_coef=0.5, or agent.baseline=mean agent.value_coef=null",
             )
         ways = {

@@ -59,11 +59,11 @@ class SACConfig(SoftActorCriticConfig):
     """Options of SAC."""
 
     target: Component
-    """Update of the target critics."""
+    """Update rule of the target critics."""
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Compute half the weighted squared error of each row, summed over the critics. Their mean is eq. 5.
+    """Compute half the weighted squared error of each row, summed over critics; the mean over rows is eq. 5.
 
     value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
@@ -253,8 +253,8 @@ class SquashedGaussianPolicy(BoxActions, Actions):
                 "agent.target_entropy",
                 largest(target),
                 "be at most 0 for continuous actions",
-                why="it is the entropy of actions scaled to (-1, 1); that of uniform actions is "
-                f"{self._largest_entropy:.3g}",
+                why="it is the entropy of actions scaled to (-1, 1), where uniform actions have an "
+                f"entropy of {self._largest_entropy:.3g}",
                 fix=f"agent.target_entropy=null, which means {self.usual_entropy:g} here",
             )
 
@@ -275,7 +275,7 @@ class SquashedGaussianPolicy(BoxActions, Actions):
         return action, -log_prob
 
     def min_q(self, values: Tensor, choice: Tensor) -> Tensor:
-        """Return the smallest of the critics' values of the choice. [critics, batch] -> [batch]"""
+        """Return the smallest of the critics' values for the chosen actions. [critics, batch] -> [batch]"""
         return values.amin(0)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class DDPGConfig(ReplayActorCriticConfig):
     noise: Component
     """Noise added to actions in training."""
     target: Component
-    """Update of the target networks of policy and critics."""
+    """Update rule of the target networks of policy and critics."""
 
 
 @dataclass(kw_only=True)
@@ -60,7 +60,7 @@ class TD3Config(DDPGConfig):
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Compute the weighted squared error of each row, summed over the critics. Their mean is minimized.
+    """Compute the weighted squared error of each row, summed over critics; the mean over rows is minimized.
 
     value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
@@ -121,7 +121,7 @@ class TD3(ReplayAgent):
         return rows[1]
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the mean squared error to the target r + gamma^n min_i Q_i'(s', pi'(s') + noise).
+        """Compute the mean squared error with respect to r + gamma^n min_i Q_i'(s', pi'(s') + noise).
 
         Returns a scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
         """

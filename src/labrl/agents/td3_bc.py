@@ -35,7 +35,8 @@ class TD3BCConfig(TD3Config):
     alpha: NonNegativeFloat
     """Weight of the value relative to imitation, alpha in eq. 5, >= 0; 0: behavior cloning."""
     normalize_observations: bool
-    """Whether observations are normalized with the moments of the data of `offline`, if there is any."""
+    """Whether observations are normalized with the mean and standard deviation of the data of `offline`, if
+    there is any."""
 
 
 def cloning_loss(value: Tensor, action: Tensor, stored: Tensor, alpha: float) -> Tensor:

@@ -51,7 +51,7 @@ def smallest_atoms(quantiles: Tensor, dropped: int) -> Tensor:
 
 
 def quantile_losses(quantiles: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Compute the weighted quantile Huber loss of each row, summed over the critics. Their mean is eq. 14.
+    """Compute each row's weighted quantile Huber loss, summed over critics; the mean over rows is eq. 14.
 
     quantiles: [critics, batch, M]; target: samples of the target, [batch, samples]; weight:
     importance weights, [batch]. Returns [batch].

@@ -157,7 +157,7 @@ class NormalizeObservation(Transform):
             )
 
     def observation(self, observation: Any) -> Any:
-        """Return normalized and clipped float32. [num_envs, *obs], or tensors as for `forward_torch`"""
+        """Return normalized, clipped observations in float32, as arrays or tensors. [num_envs, *obs]"""
         if not self._several:
             return self._normalized(observation, self._moments["observation"])
         view = observation.copy()
@@ -198,7 +198,7 @@ class NormalizeRewardConfig:
     """Division of rewards by the standard deviation of the discounted return."""
 
     gamma: Probability
-    """Discount factor of the return by whose running standard deviation rewards are divided, in [0, 1]."""
+    """Discount factor, in [0, 1], of the return by whose running standard deviation rewards are divided."""
     clip: PositiveFloat
     """Largest magnitude after scaling, > 0."""
     epsilon: PositiveFloat

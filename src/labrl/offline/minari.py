@@ -85,7 +85,7 @@ class OfflineMinari(OfflineData):
             raise InputError.not_found(
                 f"agent.offline.dataset={config.dataset}",
                 f"it is not among the local datasets ({', '.join(local) or 'there are none'})",
-                f"{did_you_mean(config.dataset, local)} To download one, type minari download <id>",
+                f"{did_you_mean(config.dataset, local)} To download one, run minari download <id>",
             )
 
     @classmethod

@@ -123,7 +123,7 @@ def _check(path: Path) -> None:
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """Return the configuration of a run. Raises InputError if the run of someone else names code that is not
+    """Return the configuration of a run. Raises InputError if a run of someone else names code that is not
     part of labrl."""
     run = Run.open(path)
     plain = run.read_config()

@@ -175,7 +175,7 @@ class ValuePolicy:
         return action + self._first_action if self._first_action else action
 
     def coefficients(self) -> dict[str, float]:
-        """Return the columns of a metrics row about exploration and learning rate at this frame."""
+        """Return the current exploration coefficient and learning rate, as columns of a metrics row."""
         frame = self._clock.frame
         return {"exploration": self.exploration.strength(frame), "lr": value_at(self._config.lr, frame)}
 

@@ -38,7 +38,8 @@ class ExperienceConfig:
     batch_size: PositiveInt
     """Number of transitions in a minibatch, >= 1."""
     learning_starts: NonNegativeInt
-    """Number of frames before the first update, >= 0; updates also wait until a minibatch is stored."""
+    """Number of frames before the first update, >= 0; updates also wait until the replay buffer can
+    fill a minibatch."""
     warmup_actions: Literal["random", "policy"]
     """Actions before `learning_starts`: random (uniformly random) or policy (of the exploring policy)."""
     updates_per_frame: PositiveRatio
@@ -178,7 +179,7 @@ class Experience:
 
 
 def first_update(config: ExperienceConfig, num_envs: int, ranks: int = 1) -> int:
-    """Return the frame, counted over all ranks, from which on updates are due and a minibatch is stored.
+    """Return the first frame, counted over all ranks, at which updates are due and a minibatch is stored.
 
     config, num_envs: options and number of environments of one rank.
     """

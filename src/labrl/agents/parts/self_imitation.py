@@ -199,7 +199,7 @@ class SelfImitation:
     def _add(self, held: list[Any], following: NDArray) -> None:
         """Store a step as a transition that terminates, with its return as the reward.
 
-        following: observation of the next stored step, which the replay buffer expects with that step.
+        following: observation of the next stored step, with which the replay buffer expects it to begin.
         """
         observation, action, mask, discounted_return, over = held
         step = Step(

@@ -22,7 +22,7 @@ class TargetNetwork(Generic[Network]):
         self.network, self.weights = learner.copy_network()
         """Weights of `network` as one flat vector, to be changed in place. [size]"""
         self.followed = learner.flat.vector
-        """Weights to follow. [size]"""
+        """Weights that the target network follows. [size]"""
         self.forward_network = learner.accelerate(self.network)
         """Function that computes the target network for losses, as fast as the learner's own network."""
 
