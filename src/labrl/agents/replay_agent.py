@@ -280,7 +280,7 @@ class ReplayAgent(Agent):
                 if after is not None:
                     after(statistics)
 
-            self._finish[name] = after, finish  # the same function each time, by which graphs are found
+            self._finish[name] = after, finish  # always the same function, by which graphs are found
         if not learner.waits and names[-1] not in self._averages:
             self._averages[names[-1]] = torch.zeros(len(names), device=learner.device)
             self._weight = learner.scalar("averaging", 1.0)

@@ -81,7 +81,7 @@ class TD3BC(TD3):
         self._normalization: Normalization | None = None
         if config.normalize_observations and config.offline is not None:
             shape = runtime["spaces"].observation.shape or ()
-            # A copy that only acts has no data; it receives both numbers with the policy.
+            # A copy that only acts has no data; it receives mean and deviation with the policy.
             data = self.experience.observation_statistics() or (np.zeros(shape), np.ones(shape))
             self._normalization = Normalization(*data)
 

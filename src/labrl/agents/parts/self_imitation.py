@@ -53,7 +53,7 @@ class SelfImitationConfig:
                 f"must have memory.capacity >= batch_size, got memory.capacity={capacity} and "
                 f"batch_size={self.batch_size}"
             )
-        # Whole episodes are written at once, for which files have no spare room between checkpoints.
+        # Whole episodes are written at once, but files lack the spare room for that between checkpoints.
         if self.memory.config.storage == "mmap":
             raise ValueError(
                 "must have memory.storage=ram, got mmap: whole episodes are written at once (set "
