@@ -52,7 +52,7 @@ def _check_gpus(device: str, num_gpus: float) -> None:
         raise InputError.contradiction(
             "meta.num_gpus=0",
             "meta.device=cuda",
-            "it needs a GPU",
+            "that device is a GPU",
             "meta.num_gpus to more than 0, or to null for all",
         )
 

@@ -67,7 +67,7 @@ class Learner(Generic[Network]):
     """A network with its optimizer and the gradients of its losses, in float32."""
 
     waits = True
-    """Whether the results of an update are known when it returns."""
+    """Whether the results of an update are known when the update returns."""
 
     def __init__(
         self,

@@ -31,8 +31,8 @@ class RoundedWeights:
     """The large weight matrices of a network in bfloat16, shared by all its copies.
 
     Autocast would round these matrices in every forward pass of every worker, and widen their gradients each
-    time, which are 1.6 million numbers for the Nature CNN. Only matrices of image torsos are included,
-    because autocast rounds every operand of their layers.
+    time. For the Nature CNN, the matrices contain 1.6 million numbers. Only matrices of image torsos are
+    included, because autocast rounds every operand of their layers.
     """
 
     def __init__(self, network: nn.Module) -> None:

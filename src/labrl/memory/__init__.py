@@ -51,9 +51,9 @@ class Transitions(Columns):
     """
 
     observation: Any
-    """[batch, *obs]"""
+    """Observations before the first step of each window. [batch, *obs]"""
     action: Any
-    """[batch, *action]"""
+    """Actions of the first step of each window. [batch, *action]"""
     reward: Any
     """Discounted sum of the rewards over the window. [batch]"""
     next_observation: Any
@@ -103,11 +103,11 @@ class Minibatch:
     rows: Tensor | None
     """Indices of the minibatch's rows in `observations`, [batch]; None for all rows."""
     action: Tensor
-    """[batch, *action]"""
+    """Actions in the rows. [batch, *action]"""
     advantage: Tensor
-    """[batch]"""
+    """Advantages of the actions. [batch]"""
     value_target: Tensor
-    """[batch]"""
+    """Targets for the values of the states. [batch]"""
     value: Tensor
     """Value that the network computed when it acted. [batch]"""
     log_prob: Tensor

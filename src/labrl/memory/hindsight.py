@@ -132,7 +132,7 @@ class HindsightReplay(Replay):
 def _no_goals() -> InputError:
     return InputError.unsupported(
         "agent.memory",
-        "hindsight needs a goal environment, whose observations are a dict with the arrays achieved_goal and "
-        "desired_goal, and a method compute_reward(achieved_goal, desired_goal, info)",
+        "hindsight needs a goal environment, which has a method compute_reward(achieved_goal, desired_goal, "
+        "info), and whose observations are a dict that contains the arrays achieved_goal and desired_goal",
         "agent/memory=uniform",
     )

@@ -56,15 +56,15 @@ class Chunk(NamedTuple):
     """Consecutive transitions of one environment."""
 
     observation: NDArray
-    """[n, *obs]"""
+    """Observations before each step. [n, *obs]"""
     action: NDArray
     """Actions as the agent stores them. [n, *stored]"""
     reward: NDArray
-    """[n]"""
+    """Rewards of each step. [n]"""
     next_observation: NDArray
     """Observations after each step. [n, *obs]"""
     terminated: NDArray[np.bool_]
-    """[n]"""
+    """Whether the step ended the episode by a termination. [n]"""
     cut: NDArray[np.bool_]
     """Whether the next transition does not follow this one. [n]"""
     mask: Masks = None

@@ -66,7 +66,7 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
             f"agent.horizon={horizon} x env.num_envs={num_envs}",
             f"the observations of a rollout need {gigabytes(needed)} GB of memory, but only "
             f"{gigabytes(available)} GB are available",
-            f"agent.horizon={max(horizon * available // needed, 1)} or less, or env.num_envs lower",
+            f"agent.horizon={max(horizon * available // needed, 1)} or less, or a smaller env.num_envs",
         )
 
 
@@ -418,7 +418,7 @@ class Episodes(Rollout):
 
     @property
     def full(self) -> bool:
-        """Whether enough episodes have ended that an update is due."""
+        """Whether enough episodes have ended, so that an update is due."""
         return self._ended >= self._count
 
     def add_action(self, observation: NDArray | Tensor, *choice: Any, **state: Any) -> None:

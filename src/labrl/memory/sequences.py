@@ -65,7 +65,7 @@ class Rows:
     """Observations in the rows of sequences, one sequence after the other."""
 
     observation: Any
-    """[rows, *obs]"""
+    """Observations of the rows. [rows, *obs]"""
     start: NDArray[np.bool_]
     """Whether each row is the first of its episode. [rows] A state before a sequence is already reset."""
     begin: NDArray[np.int64]
@@ -100,7 +100,7 @@ class SequenceSample(Columns):
     """Row of the state at the end of each step's window, relative to the first row of the step's sequence.
     [sequences, learned]"""
     action: Any
-    """[sequences * learned, *action]"""
+    """Actions of the steps to learn from. [sequences * learned, *action]"""
     reward: Any
     """Discounted sum of the rewards over the window. [sequences * learned]"""
     discount: Any

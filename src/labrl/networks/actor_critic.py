@@ -92,7 +92,7 @@ class ActorCritic(nn.Module):
     """A policy and a state-value function.
 
     num_outputs: number of parameters of the action distribution; log_std_init: initial log standard deviation
-    of a Gaussian policy, None for other policies; has_value: whether there is a value function, without which
+    of a Gaussian policy, None for other policies; has_value: whether there is a value function; without one,
     all values are 0; explores: whether the noise of the policy depends on the state.
     """
 

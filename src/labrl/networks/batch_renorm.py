@@ -34,7 +34,7 @@ class BatchRenormConfig:
     d_max: PositiveFloat
     """Maximum correction of a minibatch's mean, in running standard deviations, > 0."""
     eps: PositiveFloat
-    """Number added to every variance, > 0."""
+    """Number added to every variance before its square root is taken, > 0."""
 
 
 class BatchRenorm(nn.Module):

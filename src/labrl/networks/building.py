@@ -78,7 +78,7 @@ def check_torso(
         if traits_of(part).batch_statistics:
             raise refusal(
                 f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=mlp_256 or another "
-                "one (agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
+                "network (agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
             )
     is_recurrent = traits_of(torso).recurrent
     if is_recurrent and recurrent is False:

@@ -68,7 +68,7 @@ class Recurrent(nn.Module):
         if traits_of(config.torso).recurrent:
             raise InputError.unsupported(
                 "agent.network.torso.torso",
-                f"{config.torso.target} is recurrent itself, and its state would be empty at every step",
+                f"{config.torso.target} is recurrent itself, so its state would be empty at every step",
                 "Set another torso, or agent.network.torso.layers=2 for two layers",
             )
         check_reads(config.torso, observation_space)

@@ -49,13 +49,13 @@ class Layer:
     """Layer y = f(norm(x W + b)) of one network, or of several networks of the same shape."""
 
     weight: Weight
-    """[inputs, outputs] or [networks, inputs, outputs]"""
+    """Weights W. [inputs, outputs] or [networks, inputs, outputs]"""
     bias: Weight
-    """[1, outputs] or [networks, 1, outputs]"""
+    """Biases b. [1, outputs] or [networks, 1, outputs]"""
     norm: tuple[Weight, Weight, float] | None = None
     """Gain and shift, [outputs] each, and eps of a layer normalization, for one network only."""
     activation: nn.Module | None = None
-    """f, one of ACTIVATIONS; None for the identity."""
+    """Activation f, one of ACTIVATIONS; None for the identity."""
 
     def beside(self, other: Layer) -> Layer | None:
         """Return one layer that computes this one and `other`; None if they differ or cannot be one view."""
@@ -125,7 +125,7 @@ class Pass:
         for layer in layers[1:]:
             self._layers.append(_Bound(layer, self._layers[-1].outputs))
         self.outputs: Tensor = self._layers[-1].outputs if layers else inputs
-        """[rows, outputs] or [networks, rows, outputs]; overwritten by the next forward pass."""
+        """Outputs, [rows, outputs] or [networks, rows, outputs]; the next forward pass overwrites them."""
         self.output_gradient = torch.zeros_like(self.outputs) if layers else input_gradient
         """Gradient with respect to `outputs`, in the same shape; the backward pass overwrites it. None if
         there are neither layers nor an input gradient."""

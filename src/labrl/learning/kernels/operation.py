@@ -230,7 +230,8 @@ class Changes:
     def found(self) -> bool:
         """Whether the network has hooks or a replaced `forward`, or its parts have changed.
 
-        Parts are modules, parametrizations and weights, and whether each weight is frozen.
+        A part has changed if it has other modules, parametrizations or weights, or if other weights are
+        frozen.
         """
         if any(self._hooks) or list(map(id, chain.from_iterable(self._members))) != self._before:
             return True
