@@ -254,7 +254,7 @@ def largest(schedule: Schedule | AdaptiveRate) -> float:
 
 
 def _turning_values(schedule: Schedule | AdaptiveRate) -> list[float]:
-    """Return values of a coefficient that include its minimum and its maximum over all frames."""
+    """Return a list of values of a coefficient that includes its minimum and its maximum over all frames."""
     if isinstance(schedule, int | float):
         return [float(schedule)]
     if isinstance(schedule, AdaptiveRate):

@@ -150,7 +150,7 @@ class IQL(ReplayAgent):
 class BoxPolicy(RescaledGaussian):
     """A Gaussian over a box scaled to [-1, 1], with a limited standard deviation.
 
-    Its mean is the tanh of a parameter. Actions of the data may lie at the bounds, where a squashed Gaussian
+    Its mean is the tanh of a parameter. Actions in the data may lie at the bounds, where a squashed Gaussian
     has no density.
     """
 

@@ -43,8 +43,8 @@ class Stages:
 
     @property
     def can_decide(self) -> bool:
-        """Whether there are enough possible exchanges for the most different returns to decide a pair. The
-        largest difference occurs in two exchanges."""
+        """Whether there are enough possible exchanges to decide a pair whose returns differ as much as
+        possible. Two of the exchanges yield this largest difference."""
         return comb(2 * self.size, self.size) ** self.count * ALPHA >= 2
 
 

@@ -194,7 +194,7 @@ def _endless(of: Evidence) -> Seen | None:
     steps = of.last("frame") / (of.option("env.num_envs") or 1)
     if of.last("episode") or steps < EPISODE_STEPS:
         return None
-    return (f"no episode ended in {number(steps)} steps of each environment", frames)
+    return (f"no environment finished an episode in its {number(steps)} steps", frames)
 
 
 @rule(

@@ -326,7 +326,10 @@ def _warnings(
             "the curves contain fewer sessions (`count` in statistics.json)"
         )
     if counted == 1:
-        yield "only one seed: no confidence interval, so how much of the result is due to chance is unknown"
+        yield (
+            "only one seed: there is no confidence interval, so it is unknown how much of the result is due "
+            "to chance"
+        )
     elif 1 < counted < RUNS_FOR_INTERVAL:
         yield f"only {counted} seeds: there is no interval"
     elif 1 < counted < FEW_SEEDS:

@@ -84,7 +84,8 @@ class Change:
 
     @property
     def pinnable(self) -> bool:
-        """Whether an override can restore the old value, because both configurations have the key."""
+        """Whether an override can restore the old value, that is, whether both configurations have the
+        key."""
         return self.old is not ABSENT and self.new is not ABSENT
 
     @property

@@ -217,7 +217,7 @@ def _is_file(folder: Path, name: str) -> bool:
 def _parts(agent: str, envs: Sequence[str]) -> list[str]:
     """Return the groups below `agent` whose options determine which presets apply.
 
-    If the user has files that are single presets, these may depend on any group.
+    If the user has files that each contain a single preset, these may depend on any group.
     """
     agents = ancestors("agent", agent, by_class=False)
     entries = [entry for one in agents for entry in _content("agent", one).get("defaults") or ()]

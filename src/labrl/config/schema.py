@@ -122,7 +122,7 @@ class MetaConfig:
     """Episodes to record as seed and actions, a few KB each. best_last: the best and the latest episode among
     those that determine scores; each: also the latest episode of every evaluation."""
     videos: Watches[bool]
-    """Whether to make videos of the best and the latest recorded episode of the best session at the end."""
+    """Whether to make videos at the end, of the best and the latest recorded episode of the best session."""
     log: Watches[Literal["scalars", "norms", "histograms"]]
     """Metrics to record in addition to scalars. norms: columns with the norm of each weight and its gradient;
     histograms: norms, and TensorBoard histograms of weights, gradients, layer outputs, actions and policy."""
@@ -202,7 +202,7 @@ class TrialConfig:
     """Callbacks written by the user, by name; null: off."""
     seed: Annotated[Seed, Traits(same_group=True)]
     """Seed of the trial, >= 0; null: a seed is drawn and recorded. A grid of several groups also accepts
-    `auto` or `auto:<seeds of a stage>:<most seeds>`, which adds seeds until the groups are decided."""
+    `auto` or `auto:<seeds per stage>:<maximum per group>`, which adds seeds until the groups are decided."""
 
     @property
     def eval_frames(self) -> int:

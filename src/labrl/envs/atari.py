@@ -56,7 +56,7 @@ class AtariConfig(EnvironmentConfig):
     """Whether the learner sees a lost life as termination, although the game continues. This has no effect in
     evaluation."""
     max_episode_frames: PositiveInt
-    """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
+    """Emulator frames after which a game is truncated, >= 1 (108,000 frames correspond to 30 minutes)."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.info_keys or () if name not in INFOS]:

@@ -23,7 +23,7 @@ STEPS = 50
 """Number of steps on which an environment's methods are compared with its rewards and terminations."""
 
 TOLERANCE = 1e-3
-"""Difference between rewards, relative to the largest reward, that rounding may cause."""
+"""Largest difference between two rewards that rounding may cause, relative to the largest reward."""
 
 
 def has_goals(space: Space[Any]) -> bool:
@@ -81,7 +81,7 @@ class GoalEnv:
                 f"needs {method} to return what step() returns, but in {np.count_nonzero(differ)} of "
                 f"{len(given)} steps they differ ({computed[row]:g} and {given[row]:g} in step {row + 1})"
             )
-            remedy = "make both return the same value, through all wrappers "
+            remedy = "make both return the same value with all wrappers applied "
             remedy += f"(labrl calls {method} with info={{}})"
             if differ.all():
                 raise self._refused(what, remedy)

@@ -263,7 +263,7 @@ class Planner:
             return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
 
     def conclude(self, planned: Planned, answer: Answer) -> Outcome:
-        """Return the outcome of a planned trial, after Hydra's callbacks at the end of a job."""
+        """Call Hydra's end-of-job callbacks, and return the outcome of a planned trial."""
         outcome = outcome_of(planned.folder, answer)
         returned = JobReturn(overrides=planned.config.hydra.overrides.task, status=JobStatus.COMPLETED)
         returned.return_value = outcome

@@ -118,7 +118,7 @@ class Learner(Generic[Network]):
 
     @property
     def forward_network(self) -> Callable[..., Any]:
-        """Function that computes the network, for losses of other learners."""
+        """Function that runs the network's forward pass, for the losses of other learners."""
         return self._learns
 
     def scalar(self, name: str, value: float | Tensor) -> Any:
@@ -182,9 +182,9 @@ class Learner(Generic[Network]):
         return statistics
 
     def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
-        """Compute the gradient of a loss over a minibatch in `flat.gradient`. Return the loss's statistics.
+        """Compute the gradient of a loss over a minibatch, and store it in `flat.gradient`.
 
-        sliced: whether a learner that slices minibatches may slice this one.
+        Return the loss's statistics. sliced: whether a learner that slices minibatches may slice this one.
         """
         self.flat.gradient.zero_()
         # The norm of the gradient reveals numbers that are not finite.

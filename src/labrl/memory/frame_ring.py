@@ -91,10 +91,10 @@ class FrameRing:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Push the new frames of several steps, and the first observations of new episodes.
 
-        before: observation of each step; after: next observation of each step; first: observation after each
-        step on which the agent acts next, [num_envs, *obs] each; over: whether an episode ended, [steps,
-        num_envs]. Returns the newest frame of each observation and of each next observation, [steps,
-        num_envs] each.
+        before: observation of each step; after: next observation of each step; first: observation on which
+        the agent acts after each step; `before`, `after` and `first` have the shape [num_envs, *obs] for each
+        step; over: whether an episode ended, [steps, num_envs]. Returns the newest frame of each observation
+        and of each next observation, [steps, num_envs] each.
         """
         if self.stack > 1:
             newest, following = np.empty((2, *over.shape), np.int64)

@@ -258,8 +258,8 @@ class Inputs(nn.Module):
         """Raise InputError if there are no images among several inputs, or a torso cannot read its input."""
         if not several_images(observation_space):
             raise refusal(
-                f"Inputs is for several inputs with images among them, got {observation_space}. Use "
-                "agent/network=auto."
+                "Inputs requires several inputs, at least one of them an image, but the observation space is "
+                f"{observation_space}. Use agent/network=auto."
             )
         assert isinstance(observation_space, gym.spaces.Dict)
         names = [name for name, inner in observation_space.spaces.items() if is_image(inner)]

@@ -29,7 +29,7 @@ FOLDER = "agent.offline.folder"
 
 @dataclass(kw_only=True)
 class OfflineRunConfig(OfflineConfig):
-    """Options of runs to learn from."""
+    """Options for learning from the data of other runs."""
 
     folder: str | Annotated[list[str], Field(min_length=1)]
     """Run folder of an agent with a replay buffer, or a list of run folders, which are read one after

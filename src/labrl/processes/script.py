@@ -48,10 +48,11 @@ class Carried:
     """The parts of the script that a new process needs.
 
     Pass it to the process before other arguments that refer to the script. Unpickling it in the new process
-    has these effects: It sets the environment variables, because a process forked from a server has those of
-    the server's start. It sets the secrets to mask. It defines the classes and functions of `__main__` that
-    the configuration names, which are pickled by value. It registers the environments that are registered in
-    Gymnasium, by importing the modules that registered them or, for those of the script, directly.
+    sets the environment variables (a process forked from a server has the variables with which the server
+    started), sets the secrets to mask, defines the classes and functions of `__main__` that the configuration
+    names, which are pickled by value, and registers in Gymnasium the environments that the original process
+    has registered, by importing the modules that registered them or, for those that the script itself
+    registered, directly.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ def refuse_main(env_id: str | None, why: str) -> None:
     if names or _homes().get(env_id or "") == MAIN:
         place = f"_target_={MAIN}.{names[0]}" if names else f"env.id={env_id}"
         home = "it is defined in the script or notebook, which the processes needed for"
-        fix = "Put the definition into a module, as in _target_=my_module.MyClass"
+        fix = "Move the definition to a module and refer to it there, for example _target_=my_module.MyClass"
         raise InputError.about(place, f"{home} {why} cannot import", fix, code="target")
 
 

@@ -131,11 +131,11 @@ def redact_diff(diff: str) -> str:
 
 
 def restore(node: Any, key: str = "") -> Any:
-    """Return plain data, whose key is `key`, with the secrets that MASK stands for.
+    """Return plain data with each MASK replaced by the secret that it stands for.
 
-    The secrets come from configurations that this function has seen before in this process, or from
-    environment variables with the names that `variable` returns. Raises InputError with a mistake for each
-    secret that is in neither.
+    key: the key of the data. The secrets come from configurations that this function has seen before in this
+    process, or from environment variables with the names that `variable` returns. Raises InputError with a
+    mistake for each secret that is found in neither.
     """
     missing: list[InputError] = []
     restored = _restored(node, key, _known(), is_secret(key), missing)

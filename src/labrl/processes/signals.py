@@ -209,7 +209,8 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def stop_when_orphaned() -> None:
-    """Send SIGTERM to this process when its parent process ends, so that it saves its state and exits."""
+    """Make this process receive SIGTERM when its parent process ends, so that it saves its state and
+    exits."""
     parent = os.getppid()
 
     def watch() -> None:

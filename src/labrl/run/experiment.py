@@ -48,7 +48,7 @@ class TrialRecord:
     number: int
     """Number that identifies the trial in its experiment, >= 0. A number is never used twice."""
     overrides: list[str]
-    """All overrides that compose the trial's configuration, without those for Hydra."""
+    """All overrides that compose the trial's configuration, except those for Hydra."""
     folder: str
     """The trial's run folder, relative to the experiment folder. It does not exist before the trial
     starts."""

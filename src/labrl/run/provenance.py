@@ -289,7 +289,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
 
 
 def _changes(root: Path) -> tuple[str | None, list[str]]:
-    """Return the diff of tracked files, None if git fails, and the names of files that the diff omits because
+    """Return the diff of tracked files (None if git fails) and the names of files that the diff omits because
     of secrets."""
     programs = _filters(root)
     if programs is None:

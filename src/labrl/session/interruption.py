@@ -12,9 +12,10 @@ from labrl.processes.signals import SAVE, SIGNALS, exit_code_of, leave_at_once
 
 
 class Interruption:
-    """Context manager that records the first signal for the loop, and exits at once on a second Ctrl-C.
+    """Context manager that records the first signal for the loop, and ends the process at once on a second
+    Ctrl-C.
 
-    The signal SAVE is recorded separately, unless it already has a handler, such as one of a cluster job.
+    The signal SAVE is recorded separately, unless it already has a handler, such as that of a cluster job.
     """
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""Run one session, from the folder of its run to its result."""
+"""Run one session: load it from its run folder, train it, and write its result."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _warn_of_updates(session: Session, index: int) -> None:
     if at_its_end and clock.opt_step == 0 and clock.frame > 0 and session.agent.modules():
         _log.warning(
             "session %d has learned nothing: its agent made no update in %s frames. Increase env.max_frame, "
-            "or reduce the steps or episodes of an update",
+            "or reduce the number of steps or episodes per update",
             index,
             f"{clock.frame:,}",
         )

@@ -40,7 +40,7 @@ STEPS_BETWEEN_AGREEMENTS = 8
 """Number of vector steps after which the ranks agree on whether to stop."""
 
 FOLDER = "shared_weights"
-"""Name of a folder in the run folder that exists while the sessions of Hogwild run."""
+"""Name of the folder for Hogwild training; the run folder contains it only while the sessions run."""
 
 
 class ReplicaError(RuntimeError):
@@ -305,8 +305,8 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
 
 
 def on_cpu(state: Any) -> Any:
-    """Return nested state with its tensors on the CPU. A receiver would put a tensor of a GPU on the same
-    GPU, although the receiver may use another one."""
+    """Return nested state with its tensors on the CPU. A receiver would put a tensor from a GPU on that
+    same GPU, although the receiver may use a different one."""
     if isinstance(state, torch.Tensor):
         return state.cpu()
     if isinstance(state, Mapping):

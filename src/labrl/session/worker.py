@@ -34,7 +34,8 @@ LEAVE_SECONDS = 5.0
 """Seconds that an idle process has to exit before it is killed."""
 
 SESSIONS, TRIALS = "labrl.session.run", "labrl.trial.start"
-"""Modules whose function `carry_out` a worker calls: to run a session, or to train a complete trial."""
+"""Modules whose function `carry_out` a worker calls: the first to run a session, the second to train a
+complete trial."""
 
 
 class Worker:

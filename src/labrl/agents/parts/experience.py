@@ -112,7 +112,7 @@ class Experience:
 
     @property
     def pauses(self) -> Experience | None:
-        """This object if there are frames in which the environments are not played; otherwise None."""
+        """This object if the environments are not stepped in some frames; otherwise None."""
         return self if self.config.collect_from > 0 or self.config.collect_until is not None else None
 
     @property

@@ -158,7 +158,8 @@ def _as_override(value: Any) -> str:
 
 
 BEST = "experiment/best.yaml"
-"""File in the experiment folder, which makes that folder a --config-dir with the option experiment=best."""
+"""File in the experiment folder. It lets that folder be passed as --config-dir, so that the option
+experiment=best is available."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ class Recipe:
         return overrides if max_session is None else [*overrides, f"meta.max_session={max_session}"]
 
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
-        """Return the overrides of the trial with the values `params`, without those for how a trial is
-        run."""
+        """Return the overrides of the trial with the values `params`, except those that determine
+        how a trial is run."""
         overrides = self.space.overrides(params)
         typed = set(map(key_of, overrides))
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]

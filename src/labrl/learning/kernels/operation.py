@@ -1,4 +1,4 @@
-"""Kernels as operations of autograd. Computing a network is a single operation."""
+"""Kernels as autograd operations: the forward pass of a whole network is a single operation."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ class Checkpoint(Callback):
         try:
             path = CheckpointStore(folder, keep_last=1).save(frame, session.state_dict())
         except Exception as error:  # the original error may also make the state unavailable
-            _log.warning("the state at the crash cannot be saved to %s: %s", folder, error)
+            _log.warning("the state at the time of the crash could not be saved to %s: %s", folder, error)
         else:
             _log.warning("the state at the crash is in %s", path)
 
