@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import ClassVar, Literal, Self, get_args
@@ -51,6 +52,14 @@ def first_line(error: object) -> str:
     while lines[0].endswith(":") and lines[1:]:
         lines[:2] = [f"{lines[0]} {lines[1]}"]
     return lines[0]
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the text of an error, or the line of code that raised it if it has no text."""
+    name, text = type(error).__name__, str(error)
+    if text or not (frames := traceback.extract_tb(error.__traceback__)):
+        return f"{name}: {text}"
+    return f"{name} in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
 
 
 def install_command(extra: str) -> str:

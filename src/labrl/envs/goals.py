@@ -14,7 +14,7 @@ from gymnasium.spaces import Dict, Space
 from numpy.typing import NDArray
 
 from labrl.envs.masks import observation_of, replace_invalid
-from labrl.errors import InputError
+from labrl.errors import InputError, described
 from labrl.spaces import ACHIEVED, DESIRED, alike
 
 _log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class GoalEnv:
         try:
             return self._play()
         except Exception as error:
-            why = f"failed before the run: {type(error).__name__}: {error}"
+            why = f"failed before the run: {described(error)}"
             raise InputError.about(f"env.name={self._name}", why, code="environment", key="env") from error
 
     def _play(self) -> tuple[NDArray, NDArray, NDArray[np.float64], NDArray[np.float64]]:

@@ -18,7 +18,7 @@ from labrl.envs.checked import CheckedEnv, MisfitError
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
 from labrl.envs.protocol import Repeats
 from labrl.envs.single import EnvFactory, GymnasiumConfig
-from labrl.errors import Code, InputError, LabrlError
+from labrl.errors import Code, InputError, LabrlError, described
 from labrl.spaces import copied, same
 
 STEPS = 20
@@ -151,7 +151,7 @@ class EnvProbe:
         except LabrlError:
             raise
         except (Exception, SystemExit) as error:
-            why, key = f"{what} failed before the run: {type(error).__name__}: {error}", self._make.key
+            why, key = f"{what} failed before the run: {described(error)}", self._make.key
             raise InputError.about(self._make.named, why, code="environment", key=key) from error
 
     def _unusable(self, why: str, code: Code = "environment") -> InputError:

@@ -18,7 +18,7 @@ from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
-from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, BusyFolderError, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, BusyFolderError, LabrlError, described
 from labrl.learning.compute import use_one_thread
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.building import count, summary
@@ -144,15 +144,13 @@ def _run(
 
 def _described(error: BaseException) -> str:
     """Return the type and the text of an error, or the line of code that raised it if it has no text."""
-    name, text = type(error).__name__, str(error)
+    text = str(error)
     if "does not have a deterministic implementation" in text:  # PyTorch's words under meta.deterministic
         return (
             f"{text.split()[0]} has no deterministic algorithm on a GPU: to accept runs that are not "
             "reproducible, set meta.deterministic=false; or set meta.device=cpu"
         )
-    if text or not (frames := traceback.extract_tb(error.__traceback__)):
-        return f"{name}: {text}"
-    return f"{name} in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
+    return described(error)
 
 
 def _warn_of_another_scale(session: Session) -> None:
