@@ -183,7 +183,7 @@ def test_default_is_marked_when_it_is_better_than_the_winner(tmp_path: Path) -> 
     confirm = {"winner": 3, "held": False, "candidates": chosen}
     page = page_of(tmp_path, info(confirm=confirm, best={"command": "labrl agent.lr=1"}))
     (best,) = re.findall(r'<section id="best">(.*?)</section>', page.source, re.DOTALL)
-    assert re.findall(r"\b(?:9|10|5)\b", verdict_of(page)) == ["9", "10", "5"]
+    assert re.findall(r"\b(?:9|10|5)\b", verdict_of(page)) == ["10", "9", "5"]
     assert "<pre>labrl agent.lr=1</pre>" in best
     assert [row[0] for row in page.table("best")[1:]] == ["trial 17", "trial 3", "the default"]
     assert re.findall(r'<tr class="marked"><td[^>]*>(.*?)</td>', best) == ["the default"]

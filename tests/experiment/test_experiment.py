@@ -317,8 +317,8 @@ def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
             capsys.readouterr()
             assert main(longer) == 2
             assert (Path("e") / "experiment.json").read_bytes() == before
-            (line,) = (line for line in capsys.readouterr().err.splitlines() if "To train on" in line)
-            longer += re.findall(r"agent\S+=\S+", line)
+            (typed,) = re.findall(rf": env\.max_frame={budget} (.*)", capsys.readouterr().err)
+            longer += typed.split()
         assert main(longer) == 0
         assert trial_statuses(Path("e")) == ["finished", "finished"]
         assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [int(budget)] * 2
