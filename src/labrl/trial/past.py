@@ -221,13 +221,8 @@ def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str]
     lines = [f"{asked}: these values contradict the past of the run:"]
     rows = [("key", "then", "now", ""), *(row_of(one, edited) for one in contradicting)]
     lines += align_columns(rows, indent="  ")
-    lines += ways_out(contradicting)
-    if asked.startswith("+resume="):
-        new = " ".join(typed_override(one.key, one.new) for one in contradicting if one.key not in edited)
-        lines[-1:-1] = [
-            f"To try the new values in a run of its own: {asked.replace('resume', 'fork', 1)} {new}".rstrip()
-        ]
-    message = "\n".join(lines)
+    forked = asked.replace("resume", "fork", 1) if asked.startswith("+resume=") and not edited else ""
+    message = "\n".join([*lines, *ways_out(contradicting, forked)])
     return InputError(message, code="changed-past", key=contradicting[0].key)
 
 
@@ -243,12 +238,18 @@ def row_of(change: Change, edited: Collection[str] = ()) -> tuple[str, str, str,
     return change.key, written(change.old), written(change.new), source
 
 
-def ways_out(contradicting: Sequence[Change]) -> Iterator[str]:
-    """Yield lines that say which overrides keep the old values, or permit the contradiction."""
+def ways_out(contradicting: Sequence[Change], forked: str = "") -> Iterator[str]:
+    """Yield lines that say which overrides keep the old values, or permit the contradiction.
+
+    forked: override that forks the run, if the changes were set on the command line and not in a file.
+    """
     if old := [typed_override(one.key, one.old) for one in contradicting if one.pinnable]:
         yield f"To keep the old values: {' '.join(old)}"
     if not all(change.pinnable for change in contradicting):
         yield "A key without an old or a new value belongs to another option or another version of labrl."
+    elif forked:
+        new = " ".join(typed_override(one.key, one.new) for one in contradicting)
+        yield f"To try the new values in a run of its own: {forked} {new}"
     yield "To continue anyway (this is recorded in the run folder): +force=true"
 
 
