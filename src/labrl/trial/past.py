@@ -249,7 +249,7 @@ def ways_out(contradicting: Sequence[Change], forked: str = "") -> Iterator[str]
         yield "A key without an old or a new value belongs to another option or another version of labrl."
     elif forked:
         new = " ".join(typed_override(one.key, one.new) for one in contradicting)
-        yield f"To try the new values in a run of its own: {forked} {new}"
+        yield f"To try the new values in a run of its own: {forked} at=<frame> {new}"
     yield "To continue anyway (this is recorded in the run folder): +force=true"
 
 
