@@ -32,8 +32,7 @@ def record_graph(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 def _cpu_has(*capabilities: str) -> bool:
     """Return whether the processor has any of `capabilities`, which are names that torch uses."""
-    # Older versions of PyTorch do not list capabilities.
-    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    found = torch.cpu.get_capabilities()
     return any(found.get(name) for name in capabilities)
 
 
