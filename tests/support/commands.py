@@ -47,6 +47,7 @@ MODULES = (
     "labrl.agents.dqn",
     "labrl.agents.ppo",
     "labrl.agents.random",
+    "labrl.envs.classic",
     "labrl.envs.gym",
     "labrl.session.callbacks.checkpoint",
     "labrl.session.callbacks.profile",

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Space, Tuple
 from numpy.typing import NDArray
 
 from labrl.envs.checked import CheckedEnv
+from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.info import batched
 from labrl.envs.masks import KEY, OBSERVATION, choices, without_mask
@@ -100,8 +102,25 @@ class GymnasiumEnv(Backend):
         self._closed = False
 
     @classmethod
+    def faster(cls, config: GymnasiumConfig, num_envs: int) -> ClassicControl | None:
+        """Make labrl's implementation of a classic control task.
+
+        Returns None for other environments, and if settings could change the task.
+        """
+        own = config.make or config.kwargs or config.import_module or config.wrappers or config.reset_options
+        if own or config.fresh_env_per_episode or config.info_keys or config.vectorization != "auto":
+            return None
+        spec = gymnasium.registry.get(config.id or "")
+        if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):
+            return None
+        task, limit = task_of(spec.entry_point), config.max_episode_steps or spec.max_episode_steps
+        return None if task is None or limit is None else ClassicControl(task, num_envs, limit, config.name)
+
+    @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Return one environment's observation and action spaces. Raises InputError if it cannot be made."""
+        if (classic := cls.faster(config, 1)) is not None:
+            return classic.observation_space, classic.action_space
         with probing(config) as probe:
             given, actions = probe.observation_space, probe.action_space
         return flat_space(without_mask(given, actions)), actions
@@ -109,7 +128,7 @@ class GymnasiumEnv(Backend):
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
-        if not config.action_mask:
+        if not config.action_mask or cls.faster(config, 1) is not None:
             return False
         with probing(config) as probe:
             return probe.masked
@@ -117,7 +136,7 @@ class GymnasiumEnv(Backend):
     @classmethod
     def repeats(cls, config: GymnasiumConfig) -> Repeats:
         """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
-        if config.fresh_env_per_episode is not None:
+        if config.fresh_env_per_episode is not None or cls.faster(config, 1) is not None:
             return "always"
         with probing(config) as probe:
             return probe.repeats

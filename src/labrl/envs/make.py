@@ -36,8 +36,9 @@ def make_env(
     """
     if num_envs is None:
         num_envs = env.config.num_envs
-    backend_class(env)
-    backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
+    backend = backend_class(env).faster(env.config, num_envs)
+    if backend is None:
+        backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
     keys = info_keys(env)
     numbers = EpisodeNumbers(keys, backend.num_envs, backend.name, warns=not evaluation) if keys else None
     return VectorEnv(backend, seed, first, numbers)

@@ -92,6 +92,11 @@ class Backend(ABC):
         """
 
     @classmethod
+    def faster(cls, config: Any, num_envs: int) -> Backend | None:
+        """Make a faster backend that computes the same numbers; None if there is none."""
+        return None
+
+    @classmethod
     def spaces(cls, config: Any) -> tuple[Space[Any], Space[Any]] | None:
         """Return one environment's observation and action spaces; None if one must be made to find out.
 

@@ -64,8 +64,9 @@ class GymnasiumConfig(EnvironmentConfig):
     kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
     vectorization: Annotated[Literal["auto", "sync", "async"], BeforeValidator(_no_vector_env)]
-    """How environments are stepped. auto, sync: one after the other in this process, which is fastest if a
-    step takes less than about 0.1 ms; async: each in its own process. Both give the same results."""
+    """How environments are stepped. auto: labrl's own implementation of classic control, otherwise sync;
+    sync: one after the other in this process, which is fastest if a step takes less than about 0.1 ms; async:
+    each in its own process. All give the same results."""
     max_episode_steps: PositiveInt | None
     """Number of agent steps after which an episode is truncated; null: the limit registered for the id. If
     there is no limit, evaluation episodes are truncated after 27,000 steps."""
