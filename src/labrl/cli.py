@@ -61,23 +61,34 @@ def compose(planned: Composition) -> Job:
     """
     import hydra
 
-    from labrl.config import config_folder
-    from labrl.config.extensions import kinds_replace
+    from labrl.config.extensions import Groups
+    from labrl.config.keys import for_hydra
     from labrl.experiment.command import hydra_in_charge
     from labrl.run.signature import trusting
 
     flags, before = planned.flags, sys.argv
-    sys.argv = ["labrl", *planned.arguments]
+    sys.argv = ["labrl", *for_hydra(_without_folder(planned.arguments))]
     try:
         with (
             trusting(planned.job.trust),
             hydra_in_charge(flags.overrides, flags.config_dir, flags.multirun),
-            kinds_replace(),
+            Groups.searched(flags.config_dir),
         ):
-            hydra.main(config_path=str(config_folder()), config_name="config")(planned.job)()
+            hydra.main(config_path=None, config_name="config")(planned.job)()
     finally:
         sys.argv = before
     return planned.job
+
+
+def _without_folder(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without --config-dir, the user's folder, in which Hydra would look by itself."""
+    flags = ("--config-dir", "-cd")
+    before = [None, *arguments]
+    return [
+        one
+        for one, previous in zip(arguments, before, strict=False)
+        if not (one in flags or previous in flags or one.startswith("--config-dir="))
+    ]
 
 
 def sweep(

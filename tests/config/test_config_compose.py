@@ -19,7 +19,7 @@ import labrl
 from labrl.component import Component
 from labrl.config import config_folder
 from labrl.config.compose import applied_presets, compose, origins, resolve, to_plain
-from labrl.config.extensions import FileConfigSource
+from labrl.config.extensions import FileSource
 from labrl.config.presets import choices_of
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
@@ -92,7 +92,7 @@ def test_every_network_option_composes(network: str) -> None:
 
 
 def test_every_game_composes_without_its_own_file() -> None:
-    source = FileConfigSource("test", f"file://{CONFIGS}")
+    source = FileSource("test", f"{FileSource.scheme()}://{CONFIGS}")
     assert len(games()) > 90
     assert set(games()) <= set(source.list("env", ObjectType.CONFIG))
     for game in games():

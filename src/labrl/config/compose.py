@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import key_of, split_override, walk, written
+from labrl.config.keys import for_hydra, key_of, split_override, walk, written
 from labrl.errors import Code, InputError, LabrlError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def compose(
     prepare(config_dir, overrides)
     try:
         with hydra_initialized(config_dir):
-            return hydra.compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
+            return hydra.compose("config", for_hydra(overrides), return_hydra_config=with_hydra)
     except LabrlError:
         raise
     except Exception as error:
@@ -61,7 +61,7 @@ def explain(
     with hydra_initialized(config_dir):
         if isinstance(error, OmegaConfBaseException):  # the name of the run folder lacks a value
             try:
-                to_plain(hydra.compose("config", list(overrides)))
+                to_plain(hydra.compose("config", for_hydra(overrides)))
             except LabrlError as wrong:
                 return wrong
             except Exception:  # the overrides are those of several trials
@@ -75,16 +75,13 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from labrl.config.extensions import kinds_replace
+    from labrl.config.extensions import Groups
 
-    sources = [f"file://{config_folder()}"]
-    if config_dir is not None:
-        sources.append(f"file://{os.path.abspath(config_dir)}")
     # Hydra cannot be initialized inside a Hydra application, such as a search that composes its trials.
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_search_path(sources, job_name="labrl"), kinds_replace():
+        with Groups.searched(config_dir), hydra.initialize(None, job_name="labrl"):
             yield
     finally:
         GlobalHydra.instance().hydra = before
@@ -183,14 +180,14 @@ def _composed_files(
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    from labrl.config.presets import origin_of
+    from labrl.config.presets import SCHEME, origin_of
 
     with hydra_initialized(config_dir):
         loader = GlobalHydra.instance().config_loader()
         for one in loader.compute_defaults_list("config", overrides, RunMode.RUN).defaults:
             path = one.config_path or ""
             source = next((source for source in loader.get_sources() if source.is_config(path)), None)
-            if source is not None and source.scheme() == "file":
+            if source is not None and source.scheme() == SCHEME:
                 content: Any = OmegaConf.to_container(source.load_config(path).config, resolve=False)
                 content.pop("defaults", None)
                 for name in reversed((one.package or "").split(".")):

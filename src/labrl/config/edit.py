@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config import config_folder
 from labrl.config.compose import compose, explain, hydra_initialized, prepare, to_plain
-from labrl.config.keys import ABSENT, changes, has_kind, is_hydras, key_of
+from labrl.config.keys import ABSENT, changes, for_hydra, has_kind, is_hydras, key_of
+from labrl.config.nodes import ConfigNode
 from labrl.errors import LabrlError
 
 _NAME = "labrl_recorded"
@@ -46,7 +47,7 @@ def edit(
         then, now = (OmegaConf.to_container(compose(one, config_dir)) for one in (before, after))
         _apply(edited, then, now)
         before = after
-    cfg = OmegaConf.create(edited)
+    cfg: DictConfig = ConfigNode(edited)
     if values:
         cfg = _with_values(cfg, values, before, config_dir)
     return to_plain(cfg)
@@ -84,7 +85,7 @@ def _with_values(
     prepare(config_dir, values)
     with _stored(cfg, config_dir):
         try:
-            return hydra.compose(_NAME, overrides=values)
+            return hydra.compose(_NAME, overrides=for_hydra(values))
         except LabrlError:
             raise
         except Exception as error:
@@ -134,7 +135,7 @@ def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig
     main = read(config_folder() / "config.yaml")
     defaults = ["_self_", *(one for one in main["defaults"] if "override hydra/" in str(one))]
     merged = OmegaConf.merge({"hydra": main["hydra"]}, {"hydra": dict(node)})
-    return OmegaConf.create({"defaults": defaults, **plain, "hydra": merged.hydra})
+    return ConfigNode({"defaults": defaults, **plain, "hydra": merged.hydra})
 
 
 @contextmanager

@@ -4,69 +4,123 @@ from __future__ import annotations
 
 import builtins
 import math
+import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
-from hydra._internal.core_plugins import file_config_source
-from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
-from hydra.plugins.config_source import ConfigResult
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import CONSTANT
-from labrl.config.presets import OWN, generated, is_labrls, read, section, sections, wrong_file
+from labrl.config.nodes import ConfigNode
+from labrl.config.presets import (
+    OWN,
+    SCHEME,
+    generated,
+    is_labrls,
+    read_with_package,
+    section,
+    sections,
+    wrong_file,
+)
 from labrl.envs.games import games
-from labrl.schedules import expanded
 
 
 def register() -> None:
     """Register labrl's source of files and resolvers in Hydra and OmegaConf. May be called repeatedly."""
-    SourcesRegistry.instance().types["file"] = FileConfigSource
+    Plugins.instance().register(FileSource)
+    Plugins.instance().register(Groups)
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     for resolver in (slug, whole, job_cores, horizon, dev_frames, budget):
         OmegaConf.register_resolver(f"labrl.{resolver.__name__}", resolver, replace=True)
 
 
-class FileConfigSource(file_config_source.FileConfigSource):
-    """Hydra's source of YAML files, with games and presets, and with errors that name the file and line."""
+class Groups(SearchPathPlugin):
+    """The folders in which Hydra looks for groups: labrl's own and the user's."""
+
+    folders: ClassVar[Sequence[Path]] = ()
+    """Absolute folders, in order of priority. It is empty while another application uses Hydra."""
+
+    @classmethod
+    @contextmanager
+    def searched(cls, config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
+        """Context manager: let Hydra look into labrl's groups and then into the user's, `config_dir`."""
+        before, own = cls.folders, [] if config_dir is None else [Path(config_dir).absolute()]
+        cls.folders = [config_folder(), *own]
+        try:
+            yield
+        finally:
+            cls.folders = before
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the folders to Hydra's search path."""
+        for folder in self.folders:
+            search_path.append(provider="labrl", path=f"{SCHEME}://{folder}")
+
+
+class FileSource(ConfigSource):
+    """A folder of YAML files, with games and presets, and with errors that name the file and line."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the prefix of the folders in Hydra's search path."""
+        return SCHEME
+
+    def available(self) -> bool:
+        """Return whether the folder exists."""
+        return self.is_group("")
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether `config_path` is a folder."""
+        return Path(self.path, config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
         """Return whether there is a configuration at `config_path`."""
         place = self._place(config_path)
-        return super().is_config(place) or self._made(place) is not None
+        return self._file(place).is_file() or self._made(place) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the configuration at `config_path`. Raises InputError if its file cannot be read."""
         config_path = self._place(config_path)
-        path = Path(self.path, self._normalize_file_name(config_path))
+        file = self._file(config_path)
         group, _, name = config_path.rpartition("/")
         try:
-            if (own := self._made(config_path)) is not None:
-                header = {"package": "_global_" if group == "preset" else None}
-                return ConfigResult(self.provider, f"file://{self.path}", OmegaConf.create(own), header)
-            if not path.is_relative_to(config_folder()):
-                content = read(path)
-                if not isinstance(content, dict) and (content is not None or group in ("agent", "env")):
-                    raise ValueError("the file contains no keys. Write `name: value`")
-                if isinstance(content, dict) and name in (content.get("defaults") or ()):
-                    raise ValueError("the defaults list contains the file itself")
-            return super().load_config(config_path)
+            if (content := self._made(config_path)) is not None:
+                package = "_global_" if group == "preset" else None
+            elif not file.is_file():
+                raise ConfigLoadError(f"no such file: {file}")
+            else:
+                content, package = read_with_package(file)
+                if not file.is_relative_to(config_folder()):
+                    if not isinstance(content, dict) and (content is not None or group in ("agent", "env")):
+                        raise ValueError("the file contains no keys. Write `name: value`")
+                    if isinstance(content, dict) and name in (content.get("defaults") or ()):
+                        raise ValueError("the defaults list contains the file itself")
+            config = ConfigNode(content or {})
+            return ConfigResult(self.provider, self.full_path(), config, {"package": package})
         except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-            raise wrong_file(path, error) from error  # includes the line number
+            raise wrong_file(file, error) from error  # includes the line number
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
         """Return the options of a group; those of `env` include the games."""
-        options = super().list(config_path, results_filter)
+        options: builtins.list[str] = []
+        for one in Path(self.path, config_path).iterdir():
+            self._list_add_result(options, f"{config_path}/{one.name}".strip("/"), one.name, results_filter)
         own = Path(self.path) == config_folder() and config_path.strip("/") == "env"
-        return [*options, *games()] if own and results_filter is not ObjectType.GROUP else options
+        return sorted([*options, *(games() if own and results_filter is not ObjectType.GROUP else ())])
+
+    def _file(self, config_path: str) -> Path:
+        return Path(self.path, self._normalize_file_name(config_path))
 
     def _place(self, config_path: str) -> str:
         is_labrls = Path(self.path) == config_folder()
@@ -82,59 +136,6 @@ class FileConfigSource(file_config_source.FileConfigSource):
         if group == "preset" and (found := section(folder, name)):
             return found[2]
         return generated(config_path) if folder == config_folder() else None
-
-
-# --- groups of keys with a `kind`, such as schedules ---
-
-
-@contextmanager
-def kinds_replace() -> Iterator[None]:
-    """Context manager: make a group of keys with a `kind` replace an earlier group instead of being merged.
-
-    OmegaConf would merge both and mix the keys of different schedules. Likewise, a transform, callback or
-    optimizer with another `_target_` replaces the earlier one. Schedules in short form are expanded at once,
-    so that `agent.lr.start=1e-3` can follow `agent.lr=linear:3e-4:0`, and `start_from=<run folder>` sets
-    `start_from.run`. Hydra has no hook for merging, so this patches two methods of OmegaConf that all
-    composition uses.
-    """
-    merge, set_item = BaseContainer._map_merge, BaseContainer._set_item_impl
-
-    def merge_or_replace(dest: BaseContainer, src: BaseContainer, *options: Any, **named: Any) -> None:
-        if _replaces(dest, src):
-            dest._set_value(expanded(OmegaConf.to_container(src, resolve=False)))
-        else:
-            merge(dest, src, *options, **named)
-
-    def set_expanded(self: BaseContainer, key: Any, value: Any) -> None:
-        at_root = self._get_parent() is None
-        if at_root and key == "start_from" and isinstance(value, str | None) and key in self:
-            self[key].run = value
-            return
-        changed = expanded(value)
-        if changed is not value and isinstance(self, DictConfig):
-            value = value if str(self._get_full_key(key)).startswith(CONSTANT) else changed
-        set_item(self, key, value)
-
-    BaseContainer._map_merge = staticmethod(merge_or_replace)  # type: ignore[method-assign]
-    BaseContainer._set_item_impl = set_expanded  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        BaseContainer._map_merge = staticmethod(merge)  # type: ignore[method-assign]
-        BaseContainer._set_item_impl = set_item  # type: ignore[method-assign]
-
-
-def _replaces(dest: BaseContainer, src: BaseContainer) -> bool:
-    """Return whether the node `src` replaces `dest` instead of being merged into it."""
-    # The content of other nodes is a list, None or "${...}".
-    if not all(isinstance(node._content, dict) for node in (dest, src)):
-        return False
-    parent = dest._get_parent_container()
-    if dest._key() == "optimizer" or (parent is not None and parent._key() in ("transforms", "callbacks")):
-        targets = [node._get_node("_target_") for node in (dest, src)]
-        return None not in targets and targets[0] != targets[1]
-    # In a component, `kind` is an ordinary key, such as `lstm`.
-    return all("kind" in node and "_target_" not in node for node in (dest, src))
 
 
 # --- resolvers: `${labrl.<name>:...}` in YAML files ---

@@ -154,6 +154,11 @@ def split_override(override: str) -> tuple[str, str]:
     return key, value
 
 
+def for_hydra(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides for Hydra, which would replace the group `start_from` by `start_from=<run>`."""
+    return [re.sub(r"^(\+*start_from)=", r"\1.run=", one) for one in overrides]
+
+
 def key_of(override: str) -> str:
     """Return the key or group of an override, without a leading `+` or `~` and without a package."""
     return split_override(override)[0].partition("@")[0]

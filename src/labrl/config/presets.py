@@ -25,8 +25,13 @@ from labrl.errors import InputError
 
 FILE = "file:"
 """Prefix of the name of a configuration that contains the keys of an agent's file."""
+SCHEME = "labrl"
+"""Prefix of labrl's folders of groups in Hydra's search path."""
 OWN = "+"
 """Prefix of the name of a user's preset that applies after labrl's preset of the same name."""
+
+_PACKAGE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*?[ \t]*#[ \t]*@package[ \t]+(\S+)")
+"""The header of a file for Hydra, which only comments and empty lines precede."""
 
 
 def choices_of(hydra: Any) -> dict[str, str]:
@@ -50,23 +55,28 @@ def file_of(folder: Path, group: str, option: str) -> Path:
 
 def read(file: Path) -> Any:
     """Return the content of a YAML file; None if it is empty or missing. Raises InputError for bad syntax."""
-    return _read(file)[0]
+    return read_with_package(file)[0]
 
 
-def _read(file: Path) -> tuple[Any, bool]:
-    """Return the content of a YAML file, and whether the file has a header for Hydra and so is one preset."""
+def read_with_package(file: Path) -> tuple[Any, str | None]:
+    """Return the content of a YAML file, and the package in its header, `# @package <package>`.
+
+    The content is None if the file is empty or missing; the package is None without such a header.
+    Raises InputError for bad syntax.
+    """
     try:
         return _parsed(file, file.stat().st_mtime_ns)
     except FileNotFoundError:
-        return None, False
+        return None, None
     except (yaml.YAMLError, ValueError) as error:
         raise wrong_file(file, error) from error
 
 
 @cache
-def _parsed(file: Path, changed: int) -> tuple[Any, bool]:
+def _parsed(file: Path, changed: int) -> tuple[Any, str | None]:
     text = file.read_text(encoding="utf-8")
-    return yaml.load(text, get_yaml_loader()), "@package" in text.partition("\n\n")[0]
+    found = _PACKAGE.match(text)
+    return yaml.load(text, get_yaml_loader()), found[1] if found else None
 
 
 def wrong_file(file: Path, why: object) -> InputError:
@@ -81,8 +91,8 @@ def sections(folder: Path, env: str) -> dict[str, dict[str, Any]]:
     no keys or is for an agent that does not exist.
     """
     file = file_of(folder, "preset", env)
-    content, single = _read(file)
-    if single or not content:
+    content, package = read_with_package(file)
+    if package is not None or not content:
         return {}
     if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
         raise wrong_file(file, "each section must contain keys. Write `ppo: {agent: {gamma: 0.98}}`")
@@ -201,7 +211,7 @@ def _by_class(target: str) -> list[str]:
 def _folders() -> list[Path]:
     """Return the folders in which Hydra looks for configurations: labrl's, then the user's."""
     sources = GlobalHydra.instance().config_loader().get_sources()
-    return [Path(source.path) for source in sources if source.scheme() == "file"]
+    return [Path(source.path) for source in sources if source.scheme() == SCHEME]
 
 
 def _content(group: str, option: str) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import explain, prepare
-from labrl.config.extensions import kinds_replace
-from labrl.config.keys import is_hydras
+from labrl.config.keys import for_hydra, is_hydras
 from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
@@ -274,8 +273,9 @@ class Planner:
         experiment = HydraConfig.instance().cfg
         config = self._recorded(task)
         if config is None:
-            with kinds_replace():
-                config = self.hydra_context.config_loader.load_sweep_config(self.config, task.overrides)
+            config = self.hydra_context.config_loader.load_sweep_config(
+                self.config, for_hydra(task.overrides)
+            )
         try:
             with open_dict(config), read_write(config):
                 config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.extensions import kinds_replace
 from labrl.config.keys import ABSENT, changes, key_of, walk
+from labrl.config.nodes import ConfigNode
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.envs.games import check_environment
@@ -367,10 +367,9 @@ def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: An
     """
     (override,) = OverridesParser.create().parse_overrides(recipe.space.overrides({key: value})[-1:])
     group = re.split(r"[.\[]", key, maxsplit=1)[0]
-    changed = OmegaConf.create({group: default[group]})
+    changed = ConfigNode({group: default[group]})
     try:
-        with kinds_replace():
-            OmegaConf.update(changed, key, override.value(), merge=True)
+        OmegaConf.update(changed, key, override.value(), merge=True)
         plain = {**default, **to_plain(changed)}
     except (OmegaConfBaseException, LabrlError):
         to_plain(recipe.compose({key: value}))  # raises the right error, if there is one
