@@ -163,7 +163,7 @@ def origins(
             (origin, value)
             for origin, values in sources
             for name, value in values.items()
-            if _within(one, name) or _within(name, one)
+            if _within(name, one) or (_within(one, name) and value != {})
         ]
         for one in asked
     }
