@@ -135,7 +135,8 @@ def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig
     main = read(config_folder() / "config.yaml")
     defaults = ["_self_", *(one for one in main["defaults"] if "override hydra/" in str(one))]
     merged = OmegaConf.merge({"hydra": main["hydra"]}, {"hydra": dict(node)})
-    return ConfigNode({"defaults": defaults, **dict(plain), "hydra": merged.hydra})
+    content: dict[Any, Any] = {"defaults": defaults, **plain, "hydra": merged.hydra}
+    return ConfigNode(content)
 
 
 @contextmanager
