@@ -18,6 +18,9 @@ from shared_folder import FOLDER
 
 from labrl.config import config_folder
 
+FIXED = ("pkg", "structured")
+"""Schemes of sources that are part of a package. The packages that tests search are labrl's and Hydra's."""
+
 VALUE = re.compile(r"(?!hydra\.).+\..+|seed|start_from|hydra\.(run\.dir|sweep\.dir|sweep\.subdir)")
 
 
@@ -26,8 +29,8 @@ def remember() -> None:
     compose, folder = ConfigLoaderImpl._load_configuration, Path(os.environ[FOLDER])
 
     def remembered(loader: Any, config_name: str, overrides: list[str], run_mode: Any, **options: Any) -> Any:
-        sources = [(one.provider, one.path) for one in loader.repository.get_sources()]
-        of_others = {path for _, path in sources} - {str(config_folder()), "hydra.conf", ""}
+        sources = [(one.scheme(), one.path) for one in loader.repository.get_sources()]
+        of_others = {path for scheme, path in sources if scheme not in FIXED} - {str(config_folder())}
         if config_name != "config" or of_others or "hydra.searchpath" in str(overrides):
             return compose(loader, config_name, overrides, run_mode, **options)
         parsed = options.pop("parsed_overrides", None) or OverridesParser.create(loader).parse_overrides(
