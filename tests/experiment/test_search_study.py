@@ -9,6 +9,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 from search_cases import PLAN, TPE, history, next_of, play, pruner, study, write_eval
 
@@ -99,13 +100,24 @@ def test_overtaken_trial_is_pruned_with_all_its_reported_values(tmp_path: Path) 
     assert tested.trials()[0].intermediate_values == {10: 0.0, 15: 1.0}
 
 
-def test_sampler_killed_between_two_values_draws_the_same_second_value(tmp_path: Path) -> None:
+def test_sampler_killed_between_two_values_draws_the_same_second_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uninterrupted = study(tmp_path / "uninterrupted", sampler=SAMPLERS["random"])
     expected = next_of(uninterrupted).params
     interrupted = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
-    storage = StudyStorage(f"journal:///{tmp_path / 'interrupted' / 'study.journal'}", tmp_path).optuna
-    loaded = optuna.load_study(study_name=PLAN.name, storage=storage, sampler=interrupted.sampler)
-    loaded.ask({"y": PLAN.space.distributions["y"]})
+    first, *_ = PLAN.space.distributions
+    store = JournalStorage.set_trial_param
+
+    def killed(storage: JournalStorage, trial_id: int, name: str, *values: Any) -> None:
+        if name != first:
+            raise KeyboardInterrupt
+        store(storage, trial_id, name, *values)
+
+    monkeypatch.setattr(JournalStorage, "set_trial_param", killed)
+    with pytest.raises(KeyboardInterrupt):
+        next_of(interrupted)
+    monkeypatch.setattr(JournalStorage, "set_trial_param", store)
     again = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
     assert next_of(again).params == expected
 

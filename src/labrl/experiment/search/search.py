@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,7 @@ class Search(RetryingQueue):
 
     def note(self) -> str:
         """Return the best value so far, or an empty string before a trial has finished."""
-        best = self.study.best()
-        return f"best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
+        return _leader(self.study.best())
 
     def record(self) -> None:
         """Update `experiment.json` from the study."""
@@ -167,9 +166,9 @@ class Search(RetryingQueue):
     def _say_end(self, number: int) -> None:
         """Print a line about a trial that has ended. Give up if too many trials have failed."""
         trials = self.study.trials()
-        trial, best = trials[number], self.study.best()
+        trial, best = trials[number], self.study.best(trials)
         done = sum(one.state.is_finished() for one in trials)
-        leader = f"   {self.note()}" if best else ""
+        leader = f"   {_leader(best)}" if best else ""
         frame = trial.last_step
         match trial.state:
             case TrialState.COMPLETE:
@@ -294,6 +293,11 @@ class Search(RetryingQueue):
                 "host": own.get("host"),
             },
         )
+
+
+def _leader(best: Sequence[FrozenTrial]) -> str:
+    """Return a text about the best trial, or an empty string before a trial has finished."""
+    return f"best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
 
 
 def _values(params: Mapping[str, Any]) -> str:

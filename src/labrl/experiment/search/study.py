@@ -1,13 +1,15 @@
 """A study that several machines share: it assigns trials, and records their reports and results.
 
-Of Optuna 5, only `ask` and `tell` are used. Optuna's heartbeat and retry callback work only inside
-`Study.optimize` and on a database, and they count a retried trial as a new one, so that the total and the
-draws would depend on failures. Optuna's pruners do not decide from the reports alone (see `pruners`), and its
-storages have no lock for a decision (see `storage`).
+Of Optuna 5, the samplers and the storages are used. `ask` and `tell` would read each trial from the storage
+several times, and `ask` would store its values before labrl's own data. Optuna's heartbeat and retry callback
+work only inside `Study.optimize` and on a database, and they count a retried trial as a new one, so that the
+total and the draws would depend on failures. Optuna's pruners do not decide from the reports alone (see
+`pruners`), and its storages have no lock for a decision (see `storage`).
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.keys import split_override, traits
@@ -126,7 +129,8 @@ class Study:
         self.home, self._storage = home, storage
         self._host = socket.gethostname()
         self._machine = f"{self._host}:{home}"
-        self._mine: set[int] = set()
+        self._mine: dict[int, int] = {}
+        """Optuna's id of each trial that this machine runs, by number."""
         with storage.lock(plan.name):
             self._study = optuna.create_study(
                 study_name=plan.name,
@@ -177,21 +181,18 @@ class Study:
             for trial in trials:
                 if trial.state != TrialState.RUNNING or trial.number in self._mine:
                     continue
-                facts = trial.user_attrs.get(FACTS)
-                if facts is None:
-                    # Killed while its values were drawn. `ask` continues it, keeps the drawn values, and
-                    # draws the others as before the kill (see NumberedSampler).
-                    trial_id = self._trial_id(trial.number)
-                    self._storage.optuna.set_trial_state_values(trial_id, TrialState.WAITING)
-                elif facts["machine"] == self._machine or self._is_dead(facts):
+                facts = trial.user_attrs[FACTS]
+                if facts["machine"] == self._machine or self._is_dead(facts):
                     return self._taken_over(trial)
-            if sum(trial.user_attrs.get(FACTS) is not None for trial in trials) >= self.total:
+            number = len(trials)
+            if number >= self.total:
                 return None
-            new = self._study.ask(dict(self.plan.space.distributions))
-            folder = self.home / folder_name.format(number=new.number)
-            new.set_user_attr(FACTS, {**self._self(), "folder": str(folder), "attempts": 0})
-            self._mine.add(new.number)
-            return Assignment(new.number, new.params, folder, self.trial_seed(new.number))
+            folder = self.home / folder_name.format(number=number)
+            facts = {**self._self(), "folder": str(folder), "attempts": 0}
+            new = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={FACTS: facts})
+            self._mine[number] = self._storage.optuna.create_new_trial(self._id, new)
+            params = self._drawn(self._storage.optuna.get_trial(self._mine[number]))
+            return Assignment(number, params, folder, self.trial_seed(number))
 
     def report(self, number: int, folder: Path) -> bool:
         """Record the evaluations that the sessions of a trial have written. Return whether to stop the trial.
@@ -208,22 +209,21 @@ class Study:
         # was killed after storing it has not judged it.
         new = [frame for frame in values if frame >= last]
         for frame in new:
-            trial_id = self._trial_id(number)
-            self._storage.optuna.set_trial_intermediate_value(trial_id, frame, values[frame])
+            self._storage.optuna.set_trial_intermediate_value(self._mine[number], frame, values[frame])
         trials = self.trials()
         sessions: list[dict[int, float]] = []
         if isinstance(plan.pruner, WilcoxonPruner):
             sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
         if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
-            self._study.tell(number, state=TrialState.PRUNED)
+            last_value = trials[number].intermediate_values[max(values)]
+            self._end(trials[number], TrialState.PRUNED, None if math.isnan(last_value) else last_value)
             return True
         return False
 
     def finish(self, number: int, folder: Path) -> str | None:
         """Record the result of a finished trial. Return an error if the trial has no result."""
-        plan = self.plan
-        self._mine.discard(number)
-        if self.trials()[number].state.is_finished():
+        plan, trial = self.plan, self.trials()[number]
+        if trial.state.is_finished():
             return None
         of_trial: Any = (folder, plan.measure, plan.num_sessions, plan.random_return)
         value = trial_value(*of_trial)
@@ -231,7 +231,7 @@ class Study:
             error = "no episode ended within the budget, so there is nothing to compare"
             self.fail(number, error)
             return error
-        trial_id, storage = self._trial_id(number), self._storage.optuna
+        trial_id, storage = self._mine[number], self._storage.optuna
         # The last value counts to the end of the budget if all sessions stopped early.
         if all(ended_early(folder, index) for index in range(plan.num_sessions)):
             values = intermediate_values(*of_trial)
@@ -241,20 +241,28 @@ class Study:
             for index, values in enumerate(session_values(*of_trial)):
                 content = {str(frame): values[frame] for frame in values}
                 storage.set_trial_user_attr(trial_id, f"{SESSION}{index}", content)
-        self._study.tell(number, value)
+        self._end(trial, TrialState.COMPLETE, value)
         return None
 
     def fail(self, number: int, error: str) -> None:
         """Record why a trial failed."""
-        self._mine.discard(number)
-        if not self.trials()[number].state.is_finished():
+        trial = self.trials()[number]
+        if not trial.state.is_finished():
             self.note(number, error=error)
-            self._study.tell(number, state=TrialState.FAIL)
+            self._end(trial, TrialState.FAIL, None)
+
+    def _end(self, trial: FrozenTrial, state: TrialState, value: float | None) -> None:
+        """Record the final state of a trial of this machine, and its value if it has one."""
+        values = None if value is None else [value]
+        try:
+            self.sampler.after_trial(copy.copy(self._study), trial, state, values)
+        finally:
+            self._storage.optuna.set_trial_state_values(self._mine[trial.number], state, values)
 
     def note(self, number: int, **facts: Any) -> None:
         """Store `facts` with a trial."""
         noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
-        self._storage.optuna.set_trial_user_attr(self._trial_id(number), FACTS, noted)
+        self._storage.optuna.set_trial_user_attr(self._mine[number], FACTS, noted)
 
     def beat(self) -> None:
         """Give a heartbeat to other machines."""
@@ -269,9 +277,13 @@ class Study:
             self._study.set_user_attr(CONFIRMS, self._self())
             return True
 
-    def best(self) -> list[FrozenTrial]:
-        """Return the completed trials, the best first."""
-        done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
+    def best(self, trials: Sequence[FrozenTrial] | None = None) -> list[FrozenTrial]:
+        """Return the completed trials, the best first.
+
+        trials: result of `trials()`, if it is known.
+        """
+        trials = self.trials() if trials is None else trials
+        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         return sorted(done, key=lambda trial: (-self._sign * (trial.value or 0.0), trial.number))
 
     def best_pruned(self) -> list[FrozenTrial]:
@@ -292,10 +304,42 @@ class Study:
         facts, folder = trial.user_attrs[FACTS], self.folder_of(trial)
         if not folder.parent.is_dir():
             folder = self.home / folder.name
+        get_id = self._storage.optuna.get_trial_id_from_study_id_trial_number
+        self._mine[trial.number] = get_id(self._id, trial.number)
         self.note(trial.number, **self._self(), folder=str(folder))
-        self._mine.add(trial.number)
         seed = self.trial_seed(trial.number)
-        return Assignment(trial.number, dict(trial.params), folder, seed, facts["attempts"])
+        return Assignment(trial.number, self._drawn(trial), folder, seed, facts["attempts"])
+
+    def _drawn(self, trial: FrozenTrial) -> dict[str, Any]:
+        """Draw and store the values of a trial of this machine; those that it has are kept. Return all.
+
+        A process that was killed in between has stored some. The others are drawn as before the kill (see
+        `NumberedSampler`).
+        """
+        params, distributions = dict(trial.params), self.plan.space.distributions
+        if params.keys() == distributions.keys():
+            return params
+        study = copy.copy(self._study)  # without the trials that Optuna keeps from an earlier draw
+        self.sampler.before_trial(study, trial)
+        space = self.sampler.infer_relative_search_space(study, trial)
+        drawn = self.sampler.sample_relative(study, trial, space)
+        if not distributions.keys() <= params.keys() | drawn.keys():
+            # With what the sampler has noted.
+            trial = self._storage.optuna.get_trial(self._mine[trial.number])
+        for name, distribution in distributions.items():
+            if name in params:
+                continue
+            if distribution.single():
+                only: Any = distribution
+                is_choice = isinstance(distribution, CategoricalDistribution)
+                params[name] = only.choices[0] if is_choice else only.low
+            elif name in drawn:
+                params[name] = drawn[name]
+            else:
+                params[name] = self.sampler.sample_independent(study, trial, name, distribution)
+            value = distribution.to_internal_repr(params[name])
+            self._storage.optuna.set_trial_param(self._mine[trial.number], name, value, distribution)
+        return params
 
     def _is_dead(self, owner: dict[str, Any]) -> bool:
         """Return whether a machine is dead, because its lock on this machine is free or it has missed its
@@ -328,7 +372,7 @@ class Study:
             if trial.intermediate_values
         }
         histories[number] = {at: value for at, value in histories[number].items() if at <= frame}
-        best = self.best()[:1] if sessions else []
+        best = self.best(trials)[:1] if sessions else []
         kept = [best[0].user_attrs.get(f"{SESSION}{index}", {}) for index in range(len(sessions)) if best]
         return plan.pruner.stops(
             Reports(
@@ -354,9 +398,6 @@ class Study:
             "home": str(self.home),
             "process": os.getpid(),
         }
-
-    def _trial_id(self, number: int) -> int:
-        return self._storage.optuna.get_trial_id_from_study_id_trial_number(self._id, number)
 
 
 def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
