@@ -9,7 +9,7 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.trial import TrialState
 from search_cases import PLAN, TPE, history, next_of, play, pruner, study, write_eval
 
@@ -100,24 +100,21 @@ def test_overtaken_trial_is_pruned_with_all_its_reported_values(tmp_path: Path) 
     assert tested.trials()[0].intermediate_values == {10: 0.0, 15: 1.0}
 
 
-def test_sampler_killed_between_two_values_draws_the_same_second_value(
+def test_study_killed_before_a_trial_is_stored_draws_the_same_values_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uninterrupted = study(tmp_path / "uninterrupted", sampler=SAMPLERS["random"])
-    expected = next_of(uninterrupted).params
+    expected = next_of(study(tmp_path / "uninterrupted", sampler=SAMPLERS["random"])).params
     interrupted = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
-    first, *_ = PLAN.space.distributions
-    store = JournalStorage.set_trial_param
 
-    def killed(storage: JournalStorage, trial_id: int, name: str, *values: Any) -> None:
-        if name != first:
-            raise KeyboardInterrupt
-        store(storage, trial_id, name, *values)
+    def killed(*trial: Any) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(JournalStorage, "set_trial_param", killed)
-    with pytest.raises(KeyboardInterrupt):
-        next_of(interrupted)
-    monkeypatch.setattr(JournalStorage, "set_trial_param", store)
+    with monkeypatch.context() as patch:
+        patch.setattr(RDBStorage, "create_new_trial", killed)
+        patch.setattr(JournalStorage, "create_new_trial", killed)
+        with pytest.raises(KeyboardInterrupt):
+            next_of(interrupted)
+    assert not interrupted.trials()
     again = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
     assert next_of(again).params == expected
 

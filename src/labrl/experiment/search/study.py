@@ -1,7 +1,7 @@
 """A study that several machines share: it assigns trials, and records their reports and results.
 
 Of Optuna 5, the samplers and the storages are used. `ask` and `tell` would read each trial from the storage
-several times, and `ask` would store its values before labrl's own data. Optuna's heartbeat and retry callback
+several times, and `ask` would store each value by itself. Optuna's heartbeat and retry callback
 work only inside `Study.optimize` and on a database, and they count a retried trial as a new one, so that the
 total and the draws would depend on failures. Optuna's pruners do not decide from the reports alone (see
 `pruners`), and its storages have no lock for a decision (see `storage`).
@@ -15,13 +15,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.keys import split_override, traits
@@ -113,6 +114,41 @@ class Assignment:
     """Number of times that the process of the trial has died."""
 
 
+DRAFT_ID = -1
+"""Optuna's id of a trial that is not stored yet."""
+
+
+class DraftStorage:
+    """Optuna's storage as a sampler sees it while it draws the values of a trial that is not stored yet."""
+
+    def __init__(
+        self, storage: BaseStorage, study: optuna.Study, draft: FrozenTrial, trials: Sequence[FrozenTrial]
+    ) -> None:
+        """draft: the trial, which receives the notes of the sampler; trials: the trials before it."""
+        self._storage, self._study, self._draft, self._trials = storage, study, draft, [*trials, draft]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def get_study_directions(self, study_id: int) -> list[optuna.study.StudyDirection]:
+        """Return the directions of the study."""
+        return self._study.directions
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """Return the trials in these states; None: in any state."""
+        found = [trial for trial in self._trials if states is None or trial.state in states]
+        return copy.deepcopy(found) if deepcopy else found
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Note a value of the sampler."""
+        if trial_id == DRAFT_ID:
+            self._draft.system_attrs[key] = value
+        else:
+            self._storage.set_trial_system_attr(trial_id, key, value)
+
+
 class Study:
     """An Optuna study with labrl's rules. Its methods may be called from several threads.
 
@@ -190,9 +226,11 @@ class Study:
             folder = self.home / folder_name.format(number=number)
             facts = {**self._self(), "folder": str(folder), "attempts": 0}
             new = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={FACTS: facts})
+            new.number = number
+            self._draw(new, trials)
+            # Stored at once, so that a kill leaves no trial without values.
             self._mine[number] = self._storage.optuna.create_new_trial(self._id, new)
-            params = self._drawn(self._storage.optuna.get_trial(self._mine[number]))
-            return Assignment(number, params, folder, self.trial_seed(number))
+            return Assignment(number, dict(new.params), folder, self.trial_seed(number))
 
     def report(self, number: int, folder: Path) -> bool:
         """Record the evaluations that the sessions of a trial have written. Return whether to stop the trial.
@@ -308,38 +346,23 @@ class Study:
         self._mine[trial.number] = get_id(self._id, trial.number)
         self.note(trial.number, **self._self(), folder=str(folder))
         seed = self.trial_seed(trial.number)
-        return Assignment(trial.number, self._drawn(trial), folder, seed, facts["attempts"])
+        return Assignment(trial.number, dict(trial.params), folder, seed, facts["attempts"])
 
-    def _drawn(self, trial: FrozenTrial) -> dict[str, Any]:
-        """Draw and store the values of a trial of this machine; those that it has are kept. Return all.
-
-        A process that was killed in between has stored some. The others are drawn as before the kill (see
-        `NumberedSampler`).
-        """
-        params, distributions = dict(trial.params), self.plan.space.distributions
-        if params.keys() == distributions.keys():
-            return params
-        study = copy.copy(self._study)  # without the trials that Optuna keeps from an earlier draw
+    def _draw(self, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> None:
+        """Draw the values of a trial that is not stored yet. trials: those before it."""
+        storage: Any = DraftStorage(self._storage.optuna, self._study, trial, trials)
+        study = optuna.Study(self.plan.name, storage, self.sampler)
         self.sampler.before_trial(study, trial)
         space = self.sampler.infer_relative_search_space(study, trial)
-        drawn = self.sampler.sample_relative(study, trial, space)
-        if not distributions.keys() <= params.keys() | drawn.keys():
-            # With what the sampler has noted.
-            trial = self._storage.optuna.get_trial(self._mine[trial.number])
-        for name, distribution in distributions.items():
-            if name in params:
-                continue
+        params = self.sampler.sample_relative(study, trial, space)
+        for name, distribution in self.plan.space.distributions.items():
+            only: Any = distribution
             if distribution.single():
-                only: Any = distribution
-                is_choice = isinstance(distribution, CategoricalDistribution)
-                params[name] = only.choices[0] if is_choice else only.low
-            elif name in drawn:
-                params[name] = drawn[name]
-            else:
+                params[name] = only.choices[0] if isinstance(only, CategoricalDistribution) else only.low
+            elif name not in params:
                 params[name] = self.sampler.sample_independent(study, trial, name, distribution)
-            value = distribution.to_internal_repr(params[name])
-            self._storage.optuna.set_trial_param(self._mine[trial.number], name, value, distribution)
-        return params
+        trial.distributions = dict(self.plan.space.distributions)
+        trial.params = {name: params[name] for name in trial.distributions}
 
     def _is_dead(self, owner: dict[str, Any]) -> bool:
         """Return whether a machine is dead, because its lock on this machine is free or it has missed its
