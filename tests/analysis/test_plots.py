@@ -25,7 +25,7 @@ from labrl.analysis.figures import (
     save_sheets,
     shorten_names,
 )
-from labrl.analysis.formats import short_number, time_unit
+from labrl.analysis.formats import duration, short_number, time_unit
 from labrl.analysis.report.build import build, build_comparison
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.series import TimeAxes, middle
@@ -193,8 +193,24 @@ def test_step_lines_points_and_named_ticks_are_drawn(tmp_path: Path) -> None:
 def test_numbers_are_shortened_and_seconds_have_a_suitable_unit() -> None:
     shown = {0.05: "0.05", 1500: "1.5k", 2e6: "2M", 4.2e12: "4200G", -3.4e30: "-3.4e+30"}
     assert {value: short_number(value) for value in shown} == shown
+    three = {0: "0", 999: "999", 1000: "1k", 12_345: "12.3k", 2_500_000: "2.5M", 1e10: "10G"}
+    assert {value: short_number(value, 3) for value in three} == three
     units = {50: "seconds", 500: "minutes", 9000: "hours", 5e5: "days"}
     assert {seconds: time_unit(seconds)[0] for seconds in units} == units
+
+
+def test_duration_is_written_in_its_two_largest_units() -> None:
+    texts = {
+        0: "0 s",
+        8.06: "8.1 s",
+        59.4: "59 s",
+        59.6: "1 min 0 s",
+        3600: "1 h 0 min",
+        20_000: "5 h 33 min",
+        90_000: "1 d 1 h",
+    }
+    assert {seconds: duration(seconds) for seconds in texts} == texts
+    assert duration(None) == duration(float("nan"))
 
 
 def test_shortened_names_stay_different() -> None:

@@ -18,6 +18,7 @@ VOCABULARY = (
     "errors",
     "component",
     "types",
+    "analysis.formats",
     "config.keys",
     "config.schema",
     "config.traits",

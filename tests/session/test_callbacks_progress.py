@@ -15,7 +15,7 @@ from callback_cases import ToySession
 from rich.console import Console
 
 from labrl.run.run import Run
-from labrl.session.callbacks.display import Display, SessionProgress, compact, duration, spark_line
+from labrl.session.callbacks.display import Display, SessionProgress, spark_line
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.progress import Progress, TrialPanel
 
@@ -222,11 +222,6 @@ def test_spark_line_spans_lowest_to_highest_value() -> None:
     assert spark_line([float("nan"), 1.0], 8) == spark_line([], 8) == ""
 
 
-def test_compact_writes_large_numbers_with_suffixes() -> None:
-    texts = [compact(number) for number in (0, 999, 1000, 12_345, 2_500_000, 1e10)]
-    assert texts == ["0", "999", "1k", "12.3k", "2.5M", "10G"]
-
-
 def test_log_messages_appear_above_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tty(io.StringIO):
         def isatty(self) -> bool:
@@ -340,15 +335,3 @@ def test_disabled_panel_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     with TrialPanel(Run.create(tmp_path), 1, 100, enabled=False) as panel:
         panel.update()
     assert capsys.readouterr().out == ""
-
-
-def test_duration_is_written_in_its_two_largest_units() -> None:
-    texts = {
-        0: "0 s",
-        59.4: "59 s",
-        59.6: "1 min 0 s",
-        3600: "1 h 0 min",
-        20_000: "5 h 33 min",
-        90_000: "1 d 1 h",
-    }
-    assert {seconds: duration(seconds) for seconds in texts} == texts

@@ -189,16 +189,15 @@ def interval_by(low: float | None, high: float | None, value: float | None, runs
 
 
 def duration(seconds: float | None) -> str:
-    """Format a time span, such as `2 h 05 min`, `3 min 20 s` or `8.1 s`."""
+    """Format a time span in its two largest units, such as `2 h 5 min` or `3 min 20 s`; below 10 seconds with
+    one decimal, such as `8.1 s`."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    whole = round(seconds)
+    for unit, name, part, of_part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // part} {of_part}"
+    return f"{whole if seconds >= 10 else number(round(seconds, 1))} s"
 
 
 def typed(command: Any) -> str:

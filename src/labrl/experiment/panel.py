@@ -15,11 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from labrl.analysis.formats import duration
 from labrl.errors import LabrlError
 from labrl.run.experiment import TRIAL_LOG
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.session.callbacks.display import Display, TrialProgress, duration
+from labrl.session.callbacks.display import Display, TrialProgress
 from labrl.session.callbacks.progress import LogLines, Panel, read_progress
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class ExperimentPanel(Panel):
         gain = done - self._ended_before - sum(self._first.values())
         if seconds >= _SECONDS and gain > 0 and done < total:
             last = max((row.left or 0.0 for row in running.values()), default=0.0)
-            text += f", {duration(max((total - done) / gain * seconds, last))} left"
+            text += f", {duration(round(max((total - done) / gain * seconds, last)))} left"
         whole = Table.grid(padding=(0, 1))
         whole.add_column(width=_BAR)
         whole.add_column(no_wrap=True, overflow="ellipsis")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar, Self
 
@@ -21,6 +22,8 @@ from rich.progress_bar import ProgressBar
 from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
+
+from labrl.analysis.formats import duration, score, short_number
 
 REFRESH_SECONDS = 1.0
 """Shortest time between two updates of the terminal, in seconds."""
@@ -313,19 +316,19 @@ class Display:
         self, rows: Sequence[SessionProgress], bar: int, sparks: int, exact: bool, fps: bool, about: int = 0
     ) -> Table:
         table = Table(box=None, padding=(0, 1), collapse_padding=True)
-        number = "{:,}".format if exact else compact
+        number = "{:,}".format if exact else partial(short_number, digits=3)
         table_rows = []
         for progress in rows:
             done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
-            score = "-" if progress.return_mean is None else score_text(progress.return_mean)
+            reached = score(progress.return_mean, thousands=1)
             if sparks and not self._console.options.ascii_only:
-                score = f"{spark_line(progress.returns, sparks):>{sparks}} {score}"
+                reached = f"{spark_line(progress.returns, sparks):>{sparks}} {reached}"
             frames = f"{number(done)} / {number(progress.max_frame)}" if progress.max_frame else "-"
             cells: dict[str, RenderableType | None] = {
                 "#": str(progress.index) if self._several else None,
                 "": ProgressBar(total=1.0, completed=progress.fraction) if bar else None,
                 "frame": frames,
-                "return": score,
+                "return": reached,
                 "frames/s": ("-" if progress.fps is None else f"{progress.fps:,.0f}") if fps else None,
                 "time left": _time_left(progress),
                 "trial": progress.about if about and isinstance(progress, TrialProgress) else None,
@@ -369,28 +372,6 @@ def spark_line(values: Sequence[float], width: int) -> str:
     return "".join(_SPARKS[step] for step in steps)
 
 
-def score_text(value: float) -> str:
-    """Format a return with one decimal, or with three significant digits below 1: 1,234.5, 0.0123."""
-    return f"{value:.3g}" if abs(value) >= 1e12 or 0 < abs(value) < 0.95 else f"{value:,.1f}"
-
-
-def compact(number: float) -> str:
-    """Return `number` in at most five characters, such as `2.5M`."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{number / unit:.3g}{name}"
-    return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in its two largest units, such as `5 h 33 min`."""
-    whole = round(seconds)
-    for unit, name, part, of_part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            return f"{whole // unit} {name} {whole % unit // part} {of_part}"
-    return f"{whole} s"
-
-
 def _facts(progress: SessionProgress) -> Iterator[str]:
     if progress.frame > progress.max_frame:
         yield f"frame {progress.frame:,} (budget {progress.max_frame:,})"
@@ -398,7 +379,7 @@ def _facts(progress: SessionProgress) -> Iterator[str]:
         share = progress.frame / progress.max_frame
         yield f"frame {progress.frame:,} of {progress.max_frame:,} ({share:.1%})"
     if progress.return_mean is not None:
-        yield f"return {score_text(progress.return_mean)}"
+        yield f"return {score(progress.return_mean, thousands=1)}"
     for name, value in list(progress.losses.items())[:1]:
         yield f"{name} {value:.3g}"
     if progress.fps is not None:
@@ -412,4 +393,4 @@ def _facts(progress: SessionProgress) -> Iterator[str]:
 def _time_left(progress: SessionProgress) -> str:
     if progress.status != "running":
         return progress.status
-    return "?" if progress.seconds_left is None else duration(progress.seconds_left)
+    return "?" if progress.seconds_left is None else duration(round(progress.seconds_left))
