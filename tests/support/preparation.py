@@ -31,7 +31,7 @@ _make_report, _prepare, _render_videos = reporting.make_report, reporting.prepar
 def _no_reports_and_videos() -> Iterator[None]:
     """Skip the reports and videos of runs in the test process, which would take minutes in total."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reporting, "make_report", lambda folder, prepared=None: None)
+        patch.setattr(reporting, "make_report", lambda folder, prepared=None, aloud=False: None)
         patch.setattr(reporting, "prepare", lambda folder: None)
         patch.setattr(playback, "render_videos", lambda run, sessions: [])
         yield

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import write_experiment
+from report_cases import write_experiment, write_long_run
 from run_cases import config_with, rising, write_run
 
 import labrl
 from labrl.analysis.listing import entries
+from labrl.analysis.report.build import build
 from labrl.cli import report
-from labrl.errors import WRONG_INPUT, InputError
+from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.run.find import find_runs
 from labrl.run.run import Run
 from labrl.trial import reporting
@@ -59,13 +60,33 @@ def test_trial_makes_no_report_when_report_is_false(monkeypatch: pytest.MonkeyPa
 def test_experiment_makes_a_report_if_a_trial_wants_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(reporting, "make_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(reporting, "make_report", lambda folder, aloud: folder / "report.html")
     write_run(tmp_path / "no" / "0", [rising(1)], config=config_with(meta__report=False))
     assert not reporting.wants_report(tmp_path / "no")
     write_run(tmp_path / "yes" / "0", [rising(1)], config=config_with(meta__report=True))
     assert reporting.wants_report(tmp_path / "yes")
     reporting.finish_experiment(tmp_path / "yes", report=True)
     assert "report: " in capsys.readouterr().out
+
+
+@pytest.mark.report
+def test_terminal_shows_the_verdict_of_the_report_of_an_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for noise, (agent, to) in enumerate({"ppo": 20.0, "dqn": 12.0}.items()):
+        write_long_run(tmp_path / "several" / agent, 4, 40, to, noise, agent)
+    several = write_experiment(tmp_path / "several", [("ppo", {}), ("dqn", {})])
+    write_long_run(tmp_path / "single" / "ppo", 4, 40)
+    single = write_experiment(tmp_path / "single", [("ppo", {})])
+    for folder, is_shown in ((several, True), (single, False)):
+        reporting.finish_experiment(folder, report=True)
+        shown = capsys.readouterr().out
+        verdict = build(folder).verdict
+        assert "ppo" in verdict
+        assert (verdict in shown) == is_shown
+        assert str(folder / "report.html") in shown
+        assert report([str(folder)]) == DONE
+        assert (verdict in capsys.readouterr().out) == is_shown
 
 
 class Process:

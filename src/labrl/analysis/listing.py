@@ -68,7 +68,7 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
             by_experiment.setdefault(home, []).append(run)
         else:
             about = {"folder": run.path, "kind": "run", "status": run.status, "created": run.created}
-            found.append(_entry(about, [run], _scores([run])))
+            found.append(_entry(about, [run], group_scores([run])))
     refusals = []
     for home, trials in by_experiment.items():
         try:
@@ -111,7 +111,7 @@ def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any
     }
     search = read_search(experiment.info)
     if search is None:
-        return _entry(about, runs, _scores(runs))
+        return _entry(about, runs, group_scores(runs))
     # The other runs confirm the best trials.
     trials = {number: run for run in runs if (number := experiment.number_of(run)) is not None}
     scores = []
@@ -156,7 +156,7 @@ def _entry(
     }
 
 
-def _scores(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def group_scores(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the final return of each group of `runs`."""
     groups = group_runs(runs)
     differing = differing_keys([group.runs[0] for group in groups]) if len(groups) > 1 else {}

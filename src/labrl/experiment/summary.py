@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +10,9 @@ from rich.table import Table
 
 from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
-from labrl.config.keys import split_override, walk
 from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
-from labrl.run.experiment import ExperimentStatus, TrialRecord
+from labrl.run.experiment import Experiment, ExperimentStatus, TrialRecord
 from labrl.run.run import Run
 from labrl.session.callbacks.display import Display
 from labrl.trial.summary import say
@@ -54,7 +52,10 @@ def print_experiment(
     overrides = varying(records)
     table = Table(box=None, pad_edge=False)
     for name in ("#", "status", "final return", "overrides"):
-        table.add_column(name, justify="right" if name == "final return" else "left", overflow="fold")
+        whole = name != "overrides"
+        table.add_column(
+            name, justify="right" if name == "final return" else "left", overflow="fold", no_wrap=whole
+        )
     shown = (
         [record for record in records if record.status != "finished"] if len(records) > MOST_ROWS else records
     )
@@ -68,7 +69,7 @@ def print_experiment(
         say(MEANING)
     if len(records) > table.row_count:
         say(f"and {len(records) - table.row_count} more trials in experiment.json")
-    _print_groups(path, records, overrides, outcomes)
+    _print_groups(Experiment.load(path).runs)
     for record in records:
         if record.error:
             told = f"trial {record.number} failed: {first_line(record.error)}"
@@ -86,50 +87,31 @@ def how_to_resume_experiment(path: Path) -> str:
     return f"labrl -m {shlex.quote(f'+resume={path}')}"
 
 
-def _print_groups(
-    path: Path,
-    records: Sequence[TrialRecord],
-    overrides: Mapping[int, list[str]],
-    outcomes: Mapping[int, Outcome],
-) -> None:
+def _print_groups(runs: Sequence[Run]) -> None:
     """Print the final return, with its interval, of each group of trials that differ only in the seed."""
-    groups: dict[tuple[frozenset[str], str], list[float]] = {}
-    names: dict[tuple[frozenset[str], str], str] = {}
-    for record in records:
-        own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
-        # A resume may have changed the order of overrides, or a coefficient during only some trials.
-        run = Run(path / record.folder)
-        changed = " ".join(
-            key
-            for key, value in walk({} if run.unrecorded else run.config)
-            if isinstance(value, dict) and value.get("kind") == "sequence"
-        )
-        key = frozenset(own), changed
-        names.setdefault(key, " ".join(own) + " (changed by a resume)" * bool(changed) or "-")
-        groups.setdefault(key, []).extend(
-            outcomes[record.number].returns if record.number in outcomes else ()
-        )
-    if all(len(returns) < 2 for returns in groups.values()):
+    # Imported late: training needs no statistics.
+    from labrl.analysis.listing import group_scores
+
+    groups = group_scores(runs)
+    if all(group["seeds"] < 2 for group in groups):
         return
-    most = max(map(len, groups.values()))
     what = "the trials differ only in the seed;" if len(groups) == 1 else "groups:"
-    say(f"{what} {statistic_name(most)} of the seeds {INTERVALS}")
+    say(f"{what} {statistic_name(max(group['seeds'] for group in groups))} of the seeds {INTERVALS}")
     table = Table(box=None, pad_edge=False)
-    # A single group is all trials: none has an override of its own.
-    columns = ("final return", "seeds", *(["overrides"] if len(groups) > 1 else []))
+    columns = ("final return", "seeds", *(["group"] if len(groups) > 1 else []))
     for name in columns:
-        table.add_column(name, justify="left" if name == "overrides" else "right", overflow="fold")
-    by_return = sorted(
-        groups.items(), key=lambda group: -found.value if (found := group_return(group[1])) else math.inf
-    )
-    for key, returns in by_return:
-        row = [_return(returns, interval=True), str(len(returns)), names[key]]
+        whole = name != "group"
+        table.add_column(name, justify="right" if whole else "left", overflow="fold", no_wrap=whole)
+    several = len({group["env"] for group in groups}) > 1
+    for group in sorted(
+        groups, key=lambda one: (one["env"], one["seeds"] == 0, -(one["final_return"] or 0.0))
+    ):
+        reached = brackets(group["final_return"], group["low"], group["high"])
+        row = [reached, str(group["seeds"]), group["name"] + f" on {group['env']}" * several]
         table.add_row(*row[: len(columns)])
     Display.console().print(table)
 
 
-def _return(returns: Sequence[float], interval: bool = False) -> str:
+def _return(returns: Sequence[float]) -> str:
     found = group_return(returns)
-    if found is None:
-        return "-"
-    return brackets(found.value, found.low, found.high) if interval else number(found.value)
+    return "-" if found is None else number(found.value)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labrl.analysis.formats import align_columns
+from labrl.analysis.formats import align_columns, widths_that_fit
 from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, InputError, LabrlError
 from labrl.processes.follower import Follower
@@ -77,16 +77,20 @@ def dismiss(prepared: Follower | None) -> None:
         prepared.kill()
 
 
-def make_report(folder: Path, prepared: Follower | None = None) -> Path | None:
+def make_report(folder: Path, prepared: Follower | None = None, aloud: bool = False) -> Path | None:
     """Make statistics, plots and `report.html` of the run or experiment in `folder`.
 
-    prepared: the process from `prepare`, if there is one. Returns the path of the report. If making the
-    report fails or is ended by Ctrl-C, prints a line and returns None. Raises only Stopped.
+    prepared: the process from `prepare`, if there is one; aloud: whether to print which group of an
+    experiment is best. Returns the path of the report. If making the report fails or is ended by Ctrl-C,
+    prints a line and returns None. Raises only Stopped.
     """
     from labrl.trial.summary import how_to_report, say
 
     try:
-        return _in_a_process(folder, prepared)
+        path, verdict = _in_a_process(folder, prepared)
+        if aloud and verdict:
+            say(verdict)
+        return path
     except Stopped:
         raise  # Only Ctrl-C comes from a person who waits for the report.
     except KeyboardInterrupt:
@@ -104,9 +108,9 @@ def _started(folder: Path, *flags: str) -> Follower:
     return Follower("labrl.trial.reporting", str(folder), *flags, variables=one_thread)
 
 
-def _in_a_process(folder: Path, prepared: Follower | None) -> Path:
-    """Make the report in a process, and return its path. Raises RuntimeError with the process's last line if
-    the process fails."""
+def _in_a_process(folder: Path, prepared: Follower | None) -> tuple[Path, str]:
+    """Make the report in a process, and return its path and the verdict of a comparison. Raises RuntimeError
+    with the process's last line if the process fails."""
     process = prepared or _started(folder)
     try:
         if prepared is not None:
@@ -117,7 +121,8 @@ def _in_a_process(folder: Path, prepared: Follower | None) -> Path:
     if code:
         lines = complaint.strip().splitlines()
         raise RuntimeError(lines[-1] if lines else f"exit code {code}")
-    return Path(said.strip().splitlines()[-1])
+    *_, verdict, path = said.splitlines()
+    return Path(path), verdict
 
 
 def changed_keys(folder: Run) -> list[dict[str, Any]] | None:
@@ -165,7 +170,7 @@ def finish_experiment(folder: Path, report: bool) -> None:
     _make_videos(folder)
     if report:
         doing(MAKING)
-        made = make_report(folder)
+        made = make_report(folder, aloud=True)
         if made is not None:
             say(f"report: {made}")
 
@@ -257,7 +262,7 @@ def report_on(
             keys[f"Keys in which the groups differ{where}"] = lines
     if form is None:
         _print(rows, keys, built.warnings)
-        if "search" in built.statistics:  # The rows are the trials, each on the seeds of the search.
+        if built.compares_groups or "search" in built.statistics:
             print(built.verdict)
     else:
         # A CSV file has no comments, but a column for each key.
@@ -283,12 +288,20 @@ def _print(rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Se
 
     console = Console(width=None if sys.stdout.isatty() else 200)
     heads, *body = readable(rows)
+    # Headings may be wrapped, numbers may not.
+    cells = [{str(place): cell for place, cell in enumerate(line)} for line in body]
+    extra = [str(place) for place, name in enumerate(heads) if place > 3 and not name.startswith("P(")]
+    kept = widths_that_fit(cells, [*map(str, range(len(heads)))], extra[::-1], console.width)
     table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(heads):
-        table.add_column(Text(name), justify="left" if place < 2 else "right", overflow="fold")
-    for line in body:
-        table.add_row(*map(Text, line))
+    for place, width in kept.items():
+        name, is_text = Text(heads[int(place)]), int(place) < 2
+        least = None if is_text else width
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold", min_width=least)
+    for line in cells:
+        table.add_row(*(Text(line[place]) for place in kept))
     console.print(table)
+    if left_out := [heads[int(place)] for place in extra if place not in kept]:
+        print(f"the terminal is too narrow for {', '.join(left_out)}, which the report shows")
     if has_intervals(rows):
         print(LEGEND)
     for caption, lines in keys.items():
@@ -300,7 +313,7 @@ def _print(rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Se
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the report of a folder, and print its path. Return the exit code."""
+    """Make the report of a folder, and print its verdict and its path. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.reporting", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder or an experiment folder")
     parser.add_argument(
@@ -322,7 +335,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (args.folder / MARKER).exists():
             record_changes(Run.open(args.folder))
             baseline.ensure_baseline(args.folder)
-        print(build(args.folder).path)
+        built = build(args.folder)
+        of_search = "search" in built.statistics  # the search itself prints the verdict
+        print(built.verdict if built.compares_groups and not of_search else "", built.path, sep="\n")
     except LabrlError as error:
         print(error, file=sys.stderr)
         return error.exit_code

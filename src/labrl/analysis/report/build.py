@@ -36,6 +36,11 @@ class Built(NamedTuple):
     verdict: str = ""
     """The result in a few sentences."""
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether there are several groups in an environment."""
+        return any(len(env["groups"]) > 1 for env in self.statistics["envs"])
+
 
 def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
     """Build the report of a run, of an experiment, or of all runs below `folder`.

@@ -12,7 +12,7 @@ import numpy as np
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colors import GRAY, Style, group_styles
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import UNKNOWN, interval, join_names, moment, number
+from labrl.analysis.formats import UNKNOWN, join_names, moment, number
 from labrl.analysis.groups import Group, by_env, distinguishing_keys, group_by_key, value_text
 from labrl.analysis.intervals import PAIR_METHODS, aggregates, score_method
 from labrl.analysis.report.page import commit_text, relative
@@ -339,7 +339,7 @@ def _verdict(entry: Mapping[str, Any]) -> str:
     if pair is None or pair.low is None:
         return sentence
     method = score_method(pair.value, best.seeds, second.seeds)
-    chance = f"{pair.value:.2f} (95 % interval {interval(pair.low, pair.high)}, {method})"
+    chance = f"{pair.value:.2f} (95 % interval {pair.low:.2f} to {pair.high:.2f}, {method})"
     return f"{sentence} A seed of {name} beats one of {other['name']} with probability {chance}."
 
 

@@ -1,0 +1,51 @@
+"""Tests of the summary of an experiment on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report_cases import write_experiment, write_long_run
+
+from labrl.analysis.formats import brackets
+from labrl.analysis.groups import group_runs
+from labrl.analysis.statistics import compare, rank_groups
+from labrl.experiment.scheduler import recorded
+from labrl.experiment.summary import print_experiment
+from labrl.run.experiment import Experiment
+from labrl.run.run import Run
+
+SCHEDULE = {"kind": "linear", "start": 1e-3, "end": 0.0, "horizon": 1000, "warmup": 0}
+
+
+def printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Print the summary of an experiment, and return its lines."""
+    records = Experiment.load(folder).trials()
+    outcomes = {record.number: recorded(Run.open(folder / record.folder)) for record in records}
+    print_experiment(folder, records, outcomes, "finished")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_groups_are_those_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trials of one group may have their overrides in any order, and a schedule in any form."""
+    written = [
+        ("a", "linear:1e-3:0:1000", 15.0),
+        ("b", "{kind: linear, start: 1e-3, end: 0, horizon: 1000}", 15.0),
+    ]
+    written += [(name, "3e-4", 20.0) for name in ("c", "d", "e")]
+    trials = []
+    for noise, (name, rate, to) in enumerate(written):
+        own = [f"seed={noise}", f"agent.lr={rate}"][:: -1 if noise % 2 else 1]
+        changes = {"agent__lr": 3e-4 if rate == "3e-4" else SCHEDULE, "seed": noise}
+        write_long_run(tmp_path / name, 1, 40, to, noise, typed=own, **changes)
+        trials.append((name, {"overrides": own}))
+    folder = write_experiment(tmp_path, trials)
+    lines = printed(folder, capsys)
+    (entry,) = compare(group_runs(Experiment.load(folder).runs))["envs"]
+    ranked = rank_groups(entry["groups"])
+    assert [group["counted"] for _, group in ranked] == [3, 2]
+    shown = [line for line in lines if any(line.rstrip().endswith(group["name"]) for _, group in ranked)]
+    for line, (found, group) in zip(shown, ranked, strict=True):
+        assert line.strip().split("  ")[0] == brackets(found.value, found.low, found.high)
+        assert f" {group['counted']} " in line
+    assert "kind" not in shown[1]
