@@ -45,8 +45,9 @@ def ppo_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dqn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dqn") / "run"
     assert cli.main([*DQN, KEEP, FILES, f"hydra.run.dir={folder}"]) == DONE
-    for video in (folder / "session_0" / "videos" / "best.mp4", folder / "enjoy" / "one" / "episode_0.mp4"):
-        video.parent.mkdir(parents=True)
+    for name in ("session_0/videos/best.mp4", "session_0/videos/last.mp4", "enjoy/one/episode_0.mp4"):
+        video = folder / name
+        video.parent.mkdir(parents=True, exist_ok=True)
         video.write_bytes(bytes(10_000))
     return folder
 
@@ -75,10 +76,20 @@ def made_up(path: Path, status: str = "finished") -> Path:
     session = Run.open(path).session(0)
     for frame in (100, 200, 300):
         session.store(keep_last=3).save(frame, {"frame": frame})
-    for file in (session.replay / "frames.npy", session.videos / "best.mp4"):
+    for file in (session.replay / "frames.npy", session.videos / "last.mp4"):
         file.parent.mkdir()
         file.write_bytes(bytes(10_000))
     return path
+
+
+def made_up_grid(path: Path) -> None:
+    """Write an experiment of two trials without training."""
+    trials = [{"number": number, "folder": str(number)} for number in range(2)]
+    for trial in trials:
+        made_up(path / str(trial["folder"]))
+    (path / EXPERIMENT_MARKER).write_text(
+        json.dumps({"kind": "grid", "status": "finished", "trials": trials})
+    )
 
 
 def frames_of(run: Path) -> list[int]:
@@ -97,11 +108,32 @@ def test_listing_names_runs_and_removes_nothing(
     assert "labrl-clean --yes runs" in output
 
 
-def test_clean_removes_buffers_old_checkpoints_and_videos_and_nothing_else(dqn: Path) -> None:
+def test_listing_has_a_line_for_each_experiment_and_the_largest_is_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made_up(Path("runs/a_small"))
+    made_up_grid(Path("runs/grid"))
+    large = made_up(Path("runs/large"))
+    (large / "session_0" / "replay" / "frames.npy").write_bytes(bytes(1_000_000))
+    assert cli.clean(["runs"]) == DONE
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if "replay buffers" in line and "runs/" in line
+    ]
+    assert [
+        next(name for name in ("a_small", "grid", "large") if f"runs/{name}" in line) for line in lines
+    ] == [
+        "large",
+        "grid",
+        "a_small",
+    ]
+
+
+def test_clean_removes_buffers_old_checkpoints_and_other_videos_than_the_best_and_nothing_else(
+    dqn: Path,
+) -> None:
     before = files_of(dqn)
     (newest, *_), best = frames_of(dqn), Run.open(dqn).session(0).store().best_frame()
     assert has_files_in(dqn, "session_0/replay", f"session_0/checkpoints/frame_{newest:012d}/replay")
-    assert has_files_in(dqn, "session_0/videos")
     assert cli.clean([str(dqn), "--yes"]) == DONE
     after = files_of(dqn)
     assert set(frames_of(dqn)) == {newest} | ({best} & set(frames_of(dqn)))
@@ -110,11 +142,14 @@ def test_clean_removes_buffers_old_checkpoints_and_videos_and_nothing_else(dqn: 
     kinds = (
         "enjoy/one/episode_0.mp4",
         "session_0/replay/",
-        "session_0/videos/",
+        "session_0/videos/last.mp4",
         "session_0/checkpoints/frame_",
     )
     assert all(path.startswith(kinds) for path in removed)
-    assert not has_files_in(dqn, "session_0/replay", "session_0/videos", "session_0/checkpoints/*/replay")
+    assert not has_files_in(dqn, "session_0/replay", "session_0/checkpoints/*/replay")
+    assert [path.name for path in dqn.rglob("*.mp4")] == ["best.mp4"], (
+        "a card of labrl-export shows this video"
+    )
     assert all(any(path.startswith(one) for one in removed_files(dqn)) for path in removed)
     changed = {path for path in after if before.get(path) != after[path]}
     assert changed == {dqn / MARKER}
@@ -248,7 +283,7 @@ def test_run_in_use_is_skipped_and_named(status: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "linked", ["session_0/replay", "session_0/checkpoints", "session_0/videos", "session_0/videos/best.mp4"]
+    "linked", ["session_0/replay", "session_0/checkpoints", "session_0/videos", "session_0/videos/last.mp4"]
 )
 def test_symbolic_link_is_not_followed(linked: str) -> None:
     run = made_up(Path("runs/one"))
@@ -286,7 +321,7 @@ def test_file_with_another_link_frees_no_space() -> None:
     run = made_up(Path("runs/one"))
     buffer = run / "session_0" / "replay" / "frames.npy"
     os.link(buffer, "mine.npy")
-    (run / "session_0" / "videos" / "best.mp4").unlink()
+    (run / "session_0" / "videos" / "last.mp4").unlink()
     shutil.rmtree(run / "session_0" / "checkpoints")
     assert cli.clean(["runs/one", "--yes"]) == DONE
     (entry,) = json.loads((run / MARKER).read_text())["cleaned"]
@@ -295,12 +330,9 @@ def test_file_with_another_link_frees_no_space() -> None:
 
 
 def test_experiments_and_globs_are_cleaned() -> None:
-    for place in ("grid/0", "grid/1", "a_1", "a_2", "b_1"):
+    made_up_grid(Path("runs/grid"))
+    for place in ("a_1", "a_2", "b_1"):
         made_up(Path("runs") / place)
-    trials = [{"number": number, "folder": str(number)} for number in range(2)]
-    Path("runs/grid", EXPERIMENT_MARKER).write_text(
-        json.dumps({"kind": "grid", "status": "finished", "trials": trials})
-    )
     assert cli.clean(["runs/a_*", "runs/grid", "--yes"]) == DONE
     cleaned = {str(path.parent) for path in Path("runs").rglob(MARKER) if removed_files(path.parent)}
     assert cleaned == {"runs/a_1", "runs/a_2", "runs/grid/0", "runs/grid/1"}

@@ -32,10 +32,10 @@ def clean(run: Run, remove: bool) -> dict[str, int]:
     """Return the disk space that can be freed in a finished run, in bytes by kind of file. If `remove`, also
     remove the files, after recording them in `run.json` as `cleaned`.
 
-    The kinds are replay buffers, checkpoints other than the newest and the best, and videos. Files behind
-    symbolic links are ignored. Raises InputError if the run has not finished or its checkpoints have another
-    format, BusyFolderError if a process uses the run, LabrlError if `run.json` cannot be written, and OSError
-    if files cannot be removed.
+    The kinds are replay buffers, checkpoints other than the newest and the best, and videos other than that
+    of the best episode. Files behind symbolic links are ignored. Raises InputError if the run has not
+    finished or its checkpoints have another format, BusyFolderError if a process uses the run, LabrlError if
+    `run.json` cannot be written, and OSError if files cannot be removed.
     """
     with run.lock() if remove else nullcontext():
         run.forget()
@@ -49,7 +49,7 @@ def clean(run: Run, remove: bool) -> dict[str, int]:
             copies = [one for one in session.checkpoints.glob(f"*/{REPLAY}") if one.parent not in old]
             found["replay buffers"] += [session.replay, *copies]
             found["old checkpoints"] += old
-            found["videos"] += session.videos.glob("*.mp4")
+            found["videos"] += {*session.videos.glob("*.mp4")} - {session.best_video}
         home, sizes = run.path.resolve(), {}
         for kind, paths in found.items():
             there = (path for path in paths if path.exists())

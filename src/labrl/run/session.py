@@ -116,6 +116,8 @@ class RunSession:
         """Folder of the replay buffer, if it is stored in files."""
         self.episodes = path / "episodes"
         self.videos = path / "videos"
+        self.best_video = self.videos / "best.mp4"
+        """Video of the best episode, if it was made."""
         self.log = path / "session.log"
         """File with the session's warnings, and the traceback if the session crashed."""
         self.result_json = path / "result.json"
