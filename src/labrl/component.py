@@ -130,7 +130,7 @@ def load_target(path: Any) -> Any:
         except (Exception, SystemExit) as error:
             message = f"{path}: {type(error).__name__}: {error}."
             if isinstance(error, ModuleNotFoundError) and error.name == module:
-                place = "the working directory, --config-dir or the installed packages"
+                place = "the working directory, --config-dir or sys.path"
                 message = f"{path}: there is no {name} in {'.'.join(parts[: count - 1]) or place}."
             known = _names_in(found, last=count == len(parts)) if count > 1 else []
             if module == f"{MAIN}.{name}":

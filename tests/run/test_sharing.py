@@ -134,6 +134,31 @@ def test_code_that_a_card_names_is_not_imported(card: Path, tmp_path: Path) -> N
     assert "evil" not in sys.modules
 
 
+def test_card_of_an_own_agent_has_no_path_of_its_author_and_says_how_to_load_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = Path(__file__).parents[2] / "docs" / "examples"
+    run, folder = tmp_path / "run", tmp_path / "mine"
+    overrides = [one for one in small("ppo", "cartpole") if one != "agent=ppo"]
+    overrides += ["agent=penalty_ppo", "env.max_frame=400", f"hydra.run.dir={run}"]
+    assert labrl.train(overrides, examples).exit_code == 0
+    assert export_policy([str(run), "--card", str(folder)]) == DONE
+    text = (folder / "README.md").read_text()
+    assert str(examples.parent) not in text + (folder / "config.json").read_text()
+    assert "--config-dir examples" in text
+    assert labrl.load(folder).frame, "the author is not asked to trust the card"
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert {"sys.path", "penalty_ppo.PenaltyPPO", "trust=True"} <= set(
+        re.findall(r"sys\.path|penalty_ppo\.PenaltyPPO|trust=True", code)
+    )
+    # In the folder of someone who has downloaded the card and the class.
+    (tmp_path / "examples").symlink_to(examples)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(examples)])
+    exec(code.replace("episodes=10", "episodes=1"), {})
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_damaged_card_is_refused(name: str, card: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(card, tmp_path / "copy")

@@ -16,6 +16,7 @@ from typing import Any
 from labrl.errors import DamagedFileError, InputError
 from labrl.run.atomic import write_json
 from labrl.run.checkpoint import Checkpoint
+from labrl.run.signature import signed
 
 # Methods import PyTorch late: a wrong override must not wait for it.
 
@@ -107,7 +108,8 @@ def write_card_files(path: Path, state: Mapping[str, Any], facts: Mapping[str, A
     weights = save(tensors, metadata={"format": "pt", "library": "labrl"})
     # Unlike save_file, which makes a private file, this follows the user's umask.
     (path / WEIGHTS).write_bytes(weights)
-    write_json(path / CONFIG, {"format_version": FORMAT_VERSION, **facts, "state": plain})
+    # Signed, so that its user can load it as the run itself.
+    write_json(path / CONFIG, signed({"format_version": FORMAT_VERSION, **facts, "state": plain}))
 
 
 def _leaves(node: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -100,6 +100,12 @@ def check_recorded(
         go_back_to_foreign(run.path)
 
 
+def foreign_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes, modules and environments that a configuration names and that are not part of labrl
+    or of a library on which it builds."""
+    return list(dict.fromkeys(name.value for name in _names(config) if not _accepted(name)))
+
+
 def check_composed(config: Mapping[str, Any]) -> None:
     """Raise InputError if a configuration composed from overrides of someone else names code that is not
     accepted.

@@ -20,6 +20,7 @@ from labrl.processes.secrets import redact
 from labrl.run.atomic import write_atomic
 from labrl.run.card import CONFIG, check_installed, is_card, write_card_files
 from labrl.run.run import Run
+from labrl.run.trust import foreign_names
 from labrl.session.acting import acting_state
 from labrl.trial.loading import load
 
@@ -65,9 +66,8 @@ def write_card(
         statistics = trial_statistics(run)
         content, sheets = trial_report(run, statistics)
         save_sheets([sheets[0]._replace(name=Path(CURVE).stem, size=(5, None))], folder, ["png"])
-        videos = sorted((run.path / f"session_{policy.session}" / "videos").glob("best*.mp4"))
-        if videos:
-            shutil.copyfile(videos[0], folder / VIDEO)
+        if (video := run.session(policy.session).best_video).exists():
+            shutil.copyfile(video, folder / VIDEO)
         text = _text(run, facts, statistics, content["verdict"], folder, licence)
         write_atomic(folder / "README.md", text)
     except OSError as error:
@@ -110,18 +110,27 @@ def _text(
     git = run.provenance.get("git", {}).get("labrl") or {}
     commit = f"labrl's commit {git['commit']}" + " with changes" * bool(git.get("dirty")) if git else ""
     versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    head_of_code, trust, note = "import labrl\n", "", []
+    if foreign := ", ".join(foreign_names(facts["config"])):
+        place = Path(run.config_dir).name if run.config_dir else "<folder>"
+        head_of_code = "import sys\n\nimport labrl\n\n"
+        head_of_code += f'sys.path.append("{place}")  # the folder that defines {foreign}\n'
+        trust = ", trust=True"
+        note = ["The policy needs code that is not part of labrl, and `trust=True` lets labrl import it."]
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {run.agent} on {env}",
         f"A policy trained with labrl, at frame {facts['frame']:,} of session {facts['session']}. {verdict}",
         f"![Return over frames]({CURVE})",
-        "## Use\n\n```python\nimport labrl\n\n"
-        f'policy = labrl.load("{folder.name}")  # the folder with these files\n'
+        f"## Use\n\n```python\n{head_of_code}\n"
+        f'policy = labrl.load("{folder.name}"{trust})  # the folder with these files\n'
         "print(policy.evaluate(episodes=10).return_mean)\n```",
+        *note,
         f"To download the policy: `hf download <user>/{folder.name} --local-dir {folder.name}`",
-        f"## Training\n\n```sh\n{command_again(run) or 'not recorded'}\n```",
+        f"## Training\n\n```sh\n{command_again(run, elsewhere=True) or 'not recorded'}\n```",
         markdown_lines(session_rows(statistics), texts=3).rstrip(),
-        f"{MEANING.capitalize()}. The weights are those of session {facts['session']} at frame "
+        "labrl derives the seed of a session from the `seed` of the command, which thus trains the same "
+        f"sessions. {MEANING.capitalize()}. The weights are those of session {facts['session']} at frame "
         f"{facts['frame']:,}; `{CONFIG}` has the complete configuration.",
         f"Versions: {'; '.join(filter(None, [versions, commit]))}.",
     ]
