@@ -52,6 +52,19 @@ class AtariAgent(nn.Module):
         return policy.log_prob(action), policy.entropy(), self.critic(hidden).view(-1)
 
 
+class DiscreteAgent(nn.Module):
+    """The networks of ppo.py."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = perceptron(3), perceptron(1)
+
+    def forward(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities, entropies and values. [batch] each"""
+        policy = Categorical(logits=self.actor(observation))
+        return policy.log_prob(action), policy.entropy(), self.critic(observation).view(-1)
+
+
 class ContinuousAgent(nn.Module):
     """The networks of ppo_continuous_action.py."""
 
@@ -99,18 +112,18 @@ def assert_initialized_like_cleanrl(network: Any) -> None:
         assert not layer.bias.any()
 
 
-@pytest.mark.parametrize("name", ["ppo_atari", "ppo_continuous"])
+@pytest.mark.parametrize("name", ["ppo", "ppo_atari", "ppo_continuous"])
 def test_first_update_equals_that_of_cleanrl_ppo(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    images = name == "ppo_atari"
-    clip, ent_coef, lr, epochs = (0.1, 0.01, 2.5e-4, 4) if images else (0.2, 0.0, 3e-4, 10)
-    space, action_space = (IMAGES, CHOICE) if images else (VECTOR, BOX)
+    images, discrete = name == "ppo_atari", name != "ppo_continuous"
+    clip, (ent_coef, lr, epochs) = 0.1 if images else 0.2, (0.01, 2.5e-4, 4) if discrete else (0.0, 3e-4, 10)
+    space, action_space = IMAGES if images else VECTOR, CHOICE if discrete else BOX
     small = ["agent.horizon=4", "env.num_envs=4", "agent.batch_size=16"]
     agent, _, _ = build(recipe(f"cleanrl/{name}", *small), action_space, space)
     network = agent.modules()["actor_critic"]
     assert_initialized_like_cleanrl(network)
     disturb(agent)
-    theirs = AtariAgent() if images else ContinuousAgent()
+    theirs = {"ppo": DiscreteAgent, "ppo_atari": AtariAgent, "ppo_continuous": ContinuousAgent}[name]()
     assert num_parameters(network) == num_parameters(theirs)
     copy(layers_of(network), theirs)
     if isinstance(theirs, ContinuousAgent):
@@ -118,10 +131,10 @@ def test_first_update_equals_that_of_cleanrl_ppo(name: str, monkeypatch: pytest.
 
     if images:
         seen = torch.randint(0, 256, (16, 4, 84, 84), dtype=torch.uint8)
-        rollout = random_rollout(seen.permute(0, 2, 3, 1).contiguous(), torch.randint(0, 3, (16,)))
+        stored = seen.permute(0, 2, 3, 1).contiguous()
     else:
-        seen = torch.randn(16, 3)
-        rollout = random_rollout(seen, torch.randn(16, 2))
+        seen = stored = torch.randn(16, 3)
+    rollout = random_rollout(stored, torch.randint(0, 3, (16,)) if discrete else torch.randn(16, 2))
     optimizer = torch.optim.Adam(theirs.parameters(), lr=lr, eps=1e-5)
     advantage = (rollout.advantage - rollout.advantage.mean()) / (rollout.advantage.std() + 1e-8)
     policy_losses, value_losses = [], []
@@ -180,8 +193,9 @@ def test_first_update_equals_that_of_cleanrl_dqn(monkeypatch: pytest.MonkeyPatch
 
 
 def test_recipes_have_the_arguments_of_the_scripts() -> None:
-    atari, continuous = (recipe(f"cleanrl/ppo_{kind}") for kind in ("atari", "continuous"))
+    plain, atari, continuous = (recipe(f"cleanrl/ppo{kind}") for kind in ("", "_atari", "_continuous"))
     for config, num_envs, num_steps, num_minibatches, frames in (
+        (plain, 4, 128, 4, 5 * 10**5),
         (atari, 8, 128, 4, 10**7),
         (continuous, 1, 2048, 32, 10**6),
     ):
