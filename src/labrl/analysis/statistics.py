@@ -334,6 +334,11 @@ def _warnings(
         yield f"only {counted} seeds: there is no interval"
     elif 1 < counted < FEW_SEEDS:
         yield f"only {counted} seeds: the intervals are rough"
+    if counted and all(entry["rows"] == 1 for entry in entries if entry["counted"]):
+        yield (
+            "each session has a single evaluation checkpoint, so its final, best and average returns are the "
+            "same number; for 20 checkpoints, set meta.eval_frequency=1/20"
+        )
     if scores_of(runs) == "both":
         yield "some runs are scored by evaluation episodes, others by training episodes"
     if entries and baseline is None:
