@@ -51,13 +51,10 @@ def test_targets_are_lambda_returns_of_the_actions_taken(
     overrides = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.gamma=0.9", f"agent.expected={expected}"]
     agent, clock, _ = build("sarsa", *overrides, SMALL, "agent.exploration.epsilon=0.5", num_envs=1)
     world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.modules()["q_network"])
-    taken: list[int] = []
-    act = agent.act
-    agent.act = lambda observation: taken.append(act(observation)) or taken[-1]  # type: ignore[func-returns-value]
     batches = minibatches(monkeypatch)
     play(agent, clock, world, 7)
     (batch,) = batches
-    actions = [int(action[0]) for action in taken]
+    actions = [int(action[0]) for action in world.actions]
     assert batch.action.tolist() == actions[:6]
 
     def q(observation: NDArray) -> NDArray:
