@@ -156,9 +156,11 @@ def test_curves_use_the_rows_of_train_csv_and_eval_csv(tmp_path: Path) -> None:
     write_session(Run.open(path), 0, rising(10, rows=10))
     (path / "session_0" / "train.csv").write_text("frame,return_mean,wall\n1000,10,10\n")
     run = load_run(path)
-    assert TimeAxes([run]).returns(run.sessions[0], False)["frame"].x.tolist() == list(range(100, 1001, 100))
+    assert TimeAxes([run]).scores("return_mean", run.sessions[0], False)["frame"].x.tolist() == list(
+        range(100, 1001, 100)
+    )
     separate = write_run(tmp_path / "apart", [rising(10)], config=config_with(meta__rigorous_eval=2))
-    (separate / "session_0" / "eval.csv").write_text("frame,return_mean,wall\n500,70,5\n")
+    (separate / "session_0" / "eval.csv").write_text("frame,return_mean,wall\n550,70,5.5\n")
     page = report_of(separate)
     returns = [
         page.chart(title)["lines"][0]["views"]["frame"]["y"] for title in ("Return", "Evaluation return")

@@ -38,28 +38,25 @@ class TimeAxes:
         """
         return {axis: self._view(table, column, axis, spread) for axis in AXES}
 
-    def returns(self, session: RunSession, evaluation: bool) -> Views:
-        """Return the curve of a session's returns, from evaluations or from the last training episodes.
+    def scores(self, column: str, session: RunSession, evaluation: bool) -> Views:
+        """Return the curve of a session's returns, or of an info quantity, from evaluations or from the last
+        training episodes.
 
-        evaluation: whether `eval.csv` is from separate environments. If it is not, both tables contain the
-        same quantity at different frames, and the curve combines all rows.
+        column: `return_mean` or `info/<name>`; evaluation: whether `eval.csv` is from separate environments.
+        If it is not, both tables contain the same quantity at different frames, and the curve combines all
+        rows.
         """
         if evaluation:
-            return self.column(session.eval, "return_mean")
+            return self.column(session.eval, column)
         found = {}
         for axis in AXES:
-            parts = [self._view(table, "return_mean", axis) for table in (session.train, session.eval)]
+            parts = [self._view(table, column, axis) for table in (session.train, session.eval)]
             x = np.concatenate([part.x for part in parts])
             y = np.concatenate([part.y for part in parts])
             x, y = x[there := np.isfinite(y)], y[there]
             x, first = np.unique(x, return_index=True)
             found[axis] = View(x, y[first])
         return found
-
-    def info(self, name: str, session: RunSession, evaluation: bool) -> Views:
-        """Return the curve of an info quantity, from evaluation episodes or from the last training
-        episodes."""
-        return self.column(session.eval if evaluation else session.train, name)
 
     def middles(self, curves: Sequence[Views], intervals: bool = True) -> Views:
         """Return the `middle` of several sessions' curves over each axis; empty if no value is finite."""

@@ -180,10 +180,10 @@ class EnvComparison:
         self.humans = any("human_normalized" in one["estimates"] for one in entries)
         rigorous = all(run.evaluates for one in self.members for run in one.group.runs)
         unit = f"of {'evaluation' if rigorous else 'training'} episodes"
-        self.returns = self._over_time("Return", unit, axes.returns, tall=True)
+        self.returns = self._over_time("Return", unit, partial(axes.scores, "return_mean"), tall=True)
         sessions = [session for group in groups for session in group.sessions]
         names = sorted({name for one in sessions for name in one.train if name.startswith(INFO)})
-        self.infos = [self._over_time(name, unit, partial(axes.info, name)) for name in names]
+        self.infos = [self._over_time(name, unit, partial(axes.scores, name)) for name in names]
         self.scores, self.profile = self._scores(), self._profile()
         self.pairs = [] if all(pair["low"] is None for pair in entry["improvement"]) else entry["improvement"]
         """Probability that a seed of one group beats one of another; empty if every group has a single

@@ -131,7 +131,9 @@ def _against_default(search: SearchResult, path: Path) -> Chart | None:
     axes = TimeAxes([run for several in runs.values() for run in several])
     lines = []
     for one, color in chosen:
-        curves = [axes.returns(s, run.evaluates) for run in runs[one.name] for s in run.sessions]
+        curves = [
+            axes.scores("return_mean", s, run.evaluates) for run in runs[one.name] for s in run.sessions
+        ]
         if views := axes.middles(curves):
             lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(color), views))
     unit = f"with its {interval_heading()}"

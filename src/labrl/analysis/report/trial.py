@@ -173,7 +173,9 @@ class TrialCurves:
             yield Sheet(seed.name.replace(" ", "_"), self._panels, "frame", seed.name, only=seed.key)
 
     def _return_chart(self, title: str, unit: str, evaluation: bool) -> Chart:
-        views = [self._axes.returns(session, evaluation) for session in self._run.sessions]
+        views = [self._axes.scores("return_mean", session, evaluation) for session in self._run.sessions]
+        if self._run.evaluates and not evaluation:  # eval.csv contains the returns of other episodes
+            views = [self._axes.column(session.train, "return_mean") for session in self._run.sessions]
         lines = self._lines(views)
         if len(views) > 1 and (middles := self._axes.middles(views)):
             lines.append(replace(self.legend[0], views=middles))
