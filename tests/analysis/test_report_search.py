@@ -204,6 +204,7 @@ def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path)
     built = build(tmp_path)
     assert built.verdict.index("101.3") < built.verdict.index("95.00 on") < built.verdict.index("109.4")
     assert built.statistics["search"]["frames"] == {"search": 2000, "confirmation": 4000}
+    assert not any(warning.startswith("every group") for warning in built.warnings), "three fresh seeds"
     best, other = built.statistics["search"]["confirmed"]
     assert (best["trial"], best["mean"], best["seeds"], best["searched"]) == (
         0,

@@ -349,6 +349,7 @@ def _warnings(
     """Yield all warnings, with the environment and the groups that they concern."""
     yield from experiment.warnings if experiment else ()
     yield from statistics["warnings"]
+    everyone = "every trial of the search" if "search" in statistics else "every group"
     for entry in statistics["envs"]:
         where = f"{entry['env']}, " if len(statistics["envs"]) > 1 else ""
         yield from (f"{where}{warning}" for warning in entry["warnings"])
@@ -356,11 +357,7 @@ def _warnings(
             yield f"{where}in addition to the keys set on the command line, the groups differ in {keys}"
         said = [(warning, group["name"]) for group in entry["groups"] for warning in group["warnings"]]
         for warning, pairs in group_by_key(said, lambda pair: pair[0]).items():
-            who = (
-                "every group"
-                if len(pairs) == len(entry["groups"])
-                else join_names([name for _, name in pairs])
-            )
+            who = everyone if len(pairs) == len(entry["groups"]) else join_names([name for _, name in pairs])
             yield warning if len(groups) == 1 else f"{where}{who}: {warning}"
 
 
