@@ -85,7 +85,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
                 f"no trial could ever be pruned, because the last of the {rows} evaluations before the end "
                 f"is at frame {rows * every} (meta.eval_frequency={every}, env.max_frame={budget})"
             )
-            fix = f"{key} to at most {most}, or search/pruner=none"
+            fix = f"{key}={most} or less, a smaller meta.eval_frequency, or search/pruner=none"
             raise InputError.about(f"{key}={value}", why, fix, code="contradiction")
     if pruner.n_startup_trials is not None and pruner.n_startup_trials >= total:
         raise InputError.value(
