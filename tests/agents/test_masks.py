@@ -132,6 +132,62 @@ def test_state_without_a_valid_action_raises_with_environment_and_frame() -> Non
         env.step(env.action_mask.argmax(1) + 2)
 
 
+class Lookalike(gym.Wrapper):
+    """The environment without its mask in `info`, but with the method of Stable-Baselines3's MaskablePPO."""
+
+    def action_masks(self) -> NDArray:
+        return self._mask
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        self._mask = info.pop("action_mask")
+        return observation, {"legal_moves": [2], "distance": 1.0}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        valid = action if self._mask[action - 2] else self._mask.argmax() + 2
+        *rest, info = self.env.step(valid)
+        self._mask = info.pop("action_mask")
+        return *rest, {}
+
+
+class Masked(gym.Wrapper):
+    """The wrapper in docs/how-to/environments.md."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        return observation, {**info, "action_mask": self.env.get_wrapper_attr("action_masks")()}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *rest, info = self.env.step(action)
+        return *rest, {**info, "action_mask": self.env.get_wrapper_attr("action_masks")()}
+
+
+def wrapped(*names: str, **settings: Any) -> list[str]:
+    listed = ",".join(f"{{_target_: {__name__}.{name}}}" for name in names)
+    return [f"env.wrappers=[{listed}]", *(f"{key}={value}" for key, value in settings.items())]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ([], ["info['action_mask'] is used"]),
+        (["+env.make.style=dict"], ["observation['action_mask'] is used"]),
+        (wrapped("Lookalike"), ["none are used", "info['legal_moves']", "action_masks"]),
+        (wrapped("Lookalike", "Masked"), ["info['action_mask'] is used"]),
+        (["env.action_mask=false", *wrapped("Lookalike")], []),
+    ],
+)
+def test_run_says_whether_masks_are_used(
+    more: list[str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*overrides("ppo", tmp_path / "run"), *more)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("action masks: ")]
+    assert len(said) == bool(named)
+    for name in named:
+        assert name in said[0]
+    assert not any("distance" in line for line in said)
+
+
 def test_masks_can_be_ignored_and_must_fit_the_action_space() -> None:
     env = make_env(doors(action_mask=False, style="dict"), seed=1, num_threads=1, num_envs=2)
     assert not env.masked

@@ -134,6 +134,12 @@ class GymnasiumEnv(Backend):
             return probe.masked
 
     @classmethod
+    def describe_masks(cls, config: GymnasiumConfig) -> str:
+        """Return a line on the masks of the environment; empty if it has none, or for other actions."""
+        with probing(config) as probe:
+            return probe.describe_masks()
+
+    @classmethod
     def repeats(cls, config: GymnasiumConfig) -> Repeats:
         """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
         if config.fresh_env_per_episode is not None or cls.faster(config, 1) is not None:

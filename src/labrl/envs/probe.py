@@ -7,7 +7,7 @@ episode. Because making an environment may take seconds, it becomes the first en
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,12 @@ from labrl.spaces import copied, same
 
 STEPS = 20
 """Number of steps over which episodes are compared."""
+
+LOOKALIKES = (
+    *("action_masks", "mask", "masks", "valid_action_mask", "get_action_mask", "valid_actions", "valid_mask"),
+    *("legal_actions", "legal_moves", "available_actions", "avail_actions", "get_avail_actions"),
+)
+"""Names of methods, and of entries of infos and observations, that other libraries use for masks."""
 
 _probes: dict[Hashable, EnvProbe] = {}
 """Probes of this process, by environment and by the properties to determine."""
@@ -40,6 +46,8 @@ class EnvProbe:
         self._asks_history = config.fresh_env_per_episode is None  # otherwise the user has declared it
         self._spare: CheckedEnv | None = self._make_checked()
         self._played = False
+        self._lookalikes: dict[str, None] = {}
+        """What could be meant as a mask, in order, if the environment provides none."""
         self.observation_space = self._spare.env.observation_space
         self.action_space = self._spare.env.action_space
 
@@ -51,6 +59,20 @@ class EnvProbe:
         wrong values, or if a mask does not fit the actions or is missing after resets.
         """
         return self._found[0]
+
+    def describe_masks(self) -> str:
+        """Return a line on the masks that a run uses, or on what looks like a mask but is not used."""
+        if self.masked:
+            carried = carries_mask(self.observation_space, self.action_space)
+            source = f"observation[{KEY!r}]" if carried else f"info[{KEY!r}]"
+            return f"action masks: {source} is used (env.action_mask=false ignores it)"
+        if not (self._lookalikes and choices(self.action_space)):
+            return ""
+        return (
+            f"action masks: none are used, although the environment has {', '.join(self._lookalikes)}. labrl "
+            f"uses info[{KEY!r}] of reset() and step(), or observation[{KEY!r}]: return the mask there, for "
+            "example in a wrapper (env.wrappers), or set env.action_mask=false"
+        )
 
     @property
     def repeats(self) -> Repeats:
@@ -107,14 +129,14 @@ class EnvProbe:
         space, masked = self.action_space, False
         observation, info = env.reset(seed)
         if self._asks_masks:
-            masked = self._has_mask(observation, info)
+            masked = self._has_mask(env, observation, info)
         trace: list[Any] = [copied(observation)]
         for step, action in enumerate(actions):
             valid = replace_invalid(action, space, observation, info)
             # Copied because some environments modify their action, and some their earlier observations.
             observation, reward, terminated, truncated, info = env.step(np.array(valid)[()])
             trace.append((copied(observation), reward, terminated, truncated))
-            if self._asks_masks and not masked and step == 0 and self._has_mask(observation, info):
+            if self._asks_masks and not masked and step == 0 and self._has_mask(env, observation, info):
                 raise self._unusable(
                     f"it returns info['{KEY}'] from step() but not from reset(), so the valid first actions "
                     "are unknown: return the mask from reset() as well"
@@ -123,11 +145,16 @@ class EnvProbe:
                 break
         return trace, masked
 
-    def _has_mask(self, observation: Any, info: Any) -> bool:
-        """Return whether an answer contains a mask. Raises InputError if a mask does not fit the actions."""
+    def _has_mask(self, env: CheckedEnv, observation: Any, info: Any) -> bool:
+        """Return whether an answer of `env` contains a mask. Raises InputError if it does not fit the
+        actions."""
         space = self.action_space
         carried = carries_mask(self.observation_space, space)
         if (given := observation[KEY] if carried else info.get(KEY)) is None:
+            parts = {"info": info, "observation": observation if isinstance(observation, Mapping) else {}}
+            places = [f"{part}[{name!r}]" for part in parts for name in LOOKALIKES if name in parts[part]]
+            places += [f"its {name}" for name in LOOKALIKES if env.env.has_wrapper_attr(name)]
+            self._lookalikes |= dict.fromkeys(places)
             return False
         if not choices(space):
             raise self._unusable(

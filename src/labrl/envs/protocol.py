@@ -110,6 +110,12 @@ class Backend(ABC):
         return False
 
     @classmethod
+    def describe_masks(cls, config: Any) -> str:
+        """Return a line for the start of a run: from where masks of valid actions are used, or why something
+        that looks like masks is not; empty if there is neither."""
+        return "action masks: those of the backend are used" if cls.gives_masks(config) else ""
+
+    @classmethod
     def repeats(cls, config: Any) -> Repeats:
         """Return, before a run, when a seed and actions determine an episode of the environment."""
         return "always"

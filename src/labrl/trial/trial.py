@@ -278,6 +278,8 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
     if backend_class(config.env).repeats(config.env.config) == "if new":
         say(f"env.fresh_env_per_episode: {REMADE}")
         run.update(fresh_env_per_episode=True)
+    if masks := backend_class(config.env).describe_masks(config.env.config):
+        say(masks)
     for key, rate in high_rates(config.agent).items():
         say(f"{key} reaches {rate:g}: did you intend that? Learning rates above 1 almost never work")
     if ignores_precision(config):
