@@ -101,7 +101,8 @@ WRONG = {
     "env = pong": [("syntax", "env")],
     "agent.lr= 1e-4": [("syntax", "1e-4")],
     "agent.lr=1e-4,": [("syntax", "agent.lr")],
-    "agent.network.torso.mlp.hidden=[64, 64]": [("syntax", "64]")],
+    "agent.network.torso.mlp.hidden=[64, 64]": [("syntax", "agent.network.torso.mlp.hidden")],
+    "-m seed=0, 1, 2": [("syntax", "seed")],
     "'agent.lr=1e-4;env=pong'": [("syntax", "agent.lr")],
     "agent.batch_size==64": [("syntax", "agent.batch_size")],
     # experiments and searches
@@ -233,6 +234,18 @@ MEANT = {
     "-cp=conf seed=3": "labrl --config-dir=<folder> seed=3",
     "--experimental-rerun job.pickle": "labrl +rerun=<run folder>",
     "--multi seed=1,2": "labrl --multirun seed=1,2",
+    "seed=0, 1, 2 -m env=pong": "labrl seed=0,1,2 -m env=pong",
+    "seed=0 ,1 , 2 agent.lr=1e-3": "labrl seed=0,1,2 agent.lr=1e-3",
+    "agent.network.torso.mlp.hidden=[64, 32] env=pong": (
+        "labrl 'agent.network.torso.mlp.hidden=[64,32]' env=pong"
+    ),
+    "python cleanrl/ppo.py --env-id CartPole-v1": "labrl agent=ppo env=cartpole",
+    "python3 cleanrl/dqn_atari.py --env-id=PongNoFrameskip-v4 --seed 1": "labrl agent=dqn env=pong seed=1",
+    "python cleanrl/td3_continuous_action.py": "labrl agent=td3",
+    "python -m rl_zoo3.train --algo ppo --env CartPole-v1": "labrl agent=ppo env=cartpole",
+    "python train.py --algo sac --learning-rat 1e-4": "labrl agent=sac agent.lr=1e-4",
+    "enjoy runs/x": "labrl +enjoy=runs/x",
+    "resume runs/x env.max_frame=1e6": "labrl +resume=runs/x env.max_frame=1e6",
 }
 
 
@@ -414,6 +427,36 @@ def test_names_from_other_libraries_are_answered_with_labrls_key(
     for mistake, key in zip(mistakes, names.values(), strict=True):
         assert mistake.code == "unknown-key"
         assert f" {key} (" in mistake.message
+
+
+MISSPELLED = {
+    "agent.learning_rat": "agent.lr",
+    "agent.n_stepss": "agent.horizon",
+    "learnin_rate": "agent.lr",
+    "agent.ent_coeff": "agent.entropy_coef",
+    "total_timestep": "env.max_frame",
+    "env.total_timestps": "env.max_frame",
+}
+
+
+@pytest.mark.parametrize("name", MISSPELLED)
+def test_misspelled_name_of_another_library_is_answered_with_labrls_key(
+    name: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
+) -> None:
+    (mistake,) = mistakes_of(f"{name}=1")
+    assert (mistake.code, mistake.key) == ("unknown-key", name)
+    assert f" {MISSPELLED[name]} (" in mistake.message
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    {"agent.gama": "agent.gamma", "agent.epoch": "agent.epochs", "agent.n_step": "agent=dqn"}.items(),
+)
+def test_misspelled_key_of_labrl_is_answered_with_it(
+    typed: str, meant: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
+) -> None:
+    (mistake,) = mistakes_of(f"{typed}=1")
+    assert meant in mistake.message
 
 
 HOMES = [

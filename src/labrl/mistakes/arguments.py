@@ -13,6 +13,7 @@ from labrl.errors import Code, InputError
 from labrl.mistakes.names import (
     VERBS,
     choice_of,
+    misspelled,
     option_named,
     options_of,
     other_commands,
@@ -96,13 +97,19 @@ def check_arguments(arguments: Sequence[str]) -> None:
     while left:
         argument = left.pop(0)
         name, equals, value = argument.partition("=")
+        if name.startswith("python") and left[:1] == ["-m"]:
+            del left[0]  # Python's flag before the name of a module
         if not argument.strip():
             why = "the argument is empty (perhaps a shell variable is not set)"
             raise InputError.about(shlex.quote(argument), why, "Leave it out", code="missing")
         if argument.startswith("~") or (equals and not argument.startswith("-")):
-            line.append(shlex.quote(argument))
+            parts = [argument]  # of a list with blanks after its commas, which the shell has split
+            while left and (parts[-1].endswith(",") or left[0].startswith(",")) and "=" not in left[0]:
+                parts.append(left.pop(0))
+            wrong += [" ".join(parts)] if len(parts) > 1 else []
+            line.append(shlex.quote("".join(parts)))
             continue
-        has_value = name.startswith("-") and not equals and FLAGS.get(name) != ""
+        has_value = not equals and (name in VERBS or (name.startswith("-") and FLAGS.get(name) != ""))
         if has_value and left and re.fullmatch(r"[^-~=][^=]*", left[0]):
             value = left.pop(0)
             argument = f"{argument} {value}"
@@ -121,7 +128,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
         fix = "Write 'key=value', with quotes if it contains spaces" if unclear else f"Write: {command}"
         code = "unknown-option" if wrong[0].startswith("-") else "syntax"
         why = "not of the form key=value, without spaces"
-        raise InputError.about(", ".join(wrong), why, fix, code=code, key=wrong[0].split()[0])
+        key = re.findall(r"-\S*|[^=\s]+", wrong[0])[0]
+        raise InputError.about(", ".join(wrong), why, fix, code=code, key=key)
 
 
 def _takes(flag: str, equals: str, value: str) -> bool:
@@ -137,6 +145,9 @@ def _suggestion(name: str, value: str) -> str | None:
 
     value: value of the flag, or ''.
     """
+    if name.endswith(".py"):  # of a command such as python cleanrl/ppo_atari.py
+        stem = name.rpartition("/")[2].removesuffix(".py")
+        name = stem if option_named(stem) else re.sub(r"_(atari|continuous|envpool|jax).*", "", stem)
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not plain:
         return ""
@@ -160,6 +171,8 @@ def _suggestion(name: str, value: str) -> str | None:
     for node in ("agent", "env", "meta", "wandb"):
         if owners_of(f"{node}.{plain}"):
             return f"{node}.{plain}={value or '<value>'}"
+    if meant := misspelled(plain, [flag.lstrip("-") for flag in FLAGS]):
+        return other_names()[meant][0].typed(value)
     options = [option for group in ("agent", "env", "meta") for option in options_of(group)]
     near = nearest(name, [*FLAGS, *commands, *options])
     return (commands.get(near[0]) or option_named(near[0]) or near[0]) if near else None

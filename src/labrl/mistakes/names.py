@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -225,6 +226,13 @@ def other_names() -> dict[str, list[OtherName]]:
     return found
 
 
+def misspelled(name: str, known: Iterable[str]) -> str:
+    """Return the name in other libraries of which about one letter in `name` is wrong; '' if there is none,
+    or if one of the `known` names is as similar."""
+    near = difflib.get_close_matches(name.lower(), [*other_names(), *known], 1, 0.85)
+    return near[0] if near and near[0] != name.lower() and near[0] not in known else ""
+
+
 def other_option(group: str, option: str) -> str:
     """Return what to type for an option of a group as named in other libraries, or '' if it is unknown."""
     options: dict[str, str] = _content()["options"].get(group, {})
@@ -277,6 +285,9 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
+    if not elsewhere and (meant := misspelled(leaf, beside)):
+        found = unknown_key(key.removesuffix(leaf) + meant, value, keys)
+        return InputError(found.message.replace(str(found.key), key, 1), code=found.code, key=key)
     near = elsewhere or [beside[name] for name in nearest(leaf, beside, 3)]
     if near or parent not in keys:
         hint = suggested((near or nearest(key, keys, 3))[:3])
