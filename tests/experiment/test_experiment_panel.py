@@ -243,6 +243,7 @@ def test_sessions_are_those_of_the_configuration(tmp_path: Path, monkeypatch: py
         assert "400 / 1k" in row(experiment.show(), 0)
         experiment.proceed(0, session(1000, status="finished"), session(1000, 1, "finished"))
         assert "finishing" in row(experiment.show(), 0)
+        assert [line for line in experiment.show() if "report" in line], "nothing says what holds the slots"
 
 
 def test_planned_trial_shows_no_progress_of_an_earlier_command(

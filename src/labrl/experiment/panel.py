@@ -138,7 +138,7 @@ class ExperimentPanel(Panel):
         return states.total() - states["waiting"] - states["running"]
 
     def _foot(self, running: dict[int, TrialProgress]) -> Iterator[RenderableType]:
-        """Yield a bar with the time left, the number of trials in each state, and the note of the queue."""
+        """Yield a bar with the time left, the number of trials in each state, and notes."""
         states = self._queue.states(running)
         queued = sum(row.status == "waiting" for row in running.values())  # in the queue of a cluster
         states.update(running=-queued, waiting=queued)
@@ -157,7 +157,9 @@ class ExperimentPanel(Panel):
         whole.add_row(ProgressBar(total=total, completed=done), text)
         yield whole
         parts = [f"{states[state]} {state}" for state in _STATES if states[state]]
-        for line in filter(None, (", ".join(parts), self._queue.note())):
+        ends = any(row.status == "finishing" for row in running.values())
+        ending = "finishing: a trial makes its videos and its report, and keeps its slots" if ends else ""
+        for line in filter(None, (", ".join(parts), ending, self._queue.note())):
             yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
