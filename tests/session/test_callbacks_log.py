@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from callback_cases import Recorder, ToySession
 
 from labrl.clock import Clock
@@ -45,7 +46,34 @@ def test_columns_are_those_of_clock_episodes_and_agent(tmp_path: Path) -> None:
     )
     assert row["loss"] == session.agent.weight / 3
     assert row["kl"] is None
-    assert row["fps"] == pytest.approx(100 / row["wall"])  # type: ignore[operator]
+
+
+def test_speed_is_that_of_training_between_rows_with_an_update(tmp_path: Path) -> None:
+    session = ToySession(tmp_path, max_frame=200)
+    session.agent.modules = lambda: {"network": torch.nn.Linear(1, 1)}
+    seconds = session.timers.seconds
+
+    def step() -> None:
+        seconds["learn"] += 100.0 if session.clock.frame == 4 else 0.5  # the first one compiles
+        seconds["callbacks"] += 50.0
+        session.clock.opt_step = session.clock.frame // 100
+
+    session.before_callbacks = step
+    session.run(LogTraining(20))
+    speeds = {row["frame"]: row["fps"] for row in read_rows(session.folder.train_csv)}
+    assert {frame: fps for frame, fps in speeds.items() if fps is not None} == {200: 8.0}
+
+
+def test_speed_of_an_agent_without_networks_needs_no_update(tmp_path: Path) -> None:
+    session = ToySession(tmp_path, max_frame=60)
+
+    def step() -> None:
+        session.clock.opt_step = 0
+        session.timers.seconds["env"] += 0.5
+
+    session.before_callbacks = step
+    session.run(LogTraining(20))
+    assert [row["fps"] for row in read_rows(session.folder.train_csv)] == [None, 8.0, 8.0]
 
 
 def test_listeners_receive_each_row(tmp_path: Path) -> None:

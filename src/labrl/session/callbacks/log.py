@@ -72,7 +72,7 @@ class LogTraining(Callback):
     With `early`, there are further rows at the start: they are `early_spacing` frames apart, as long as that
     is at most half of `meta.log_frequency`.
 
-    Columns: frame, env_frames, episode, opt_step, wall, end; fps since the previous row; returns and length
+    Columns: frame, env_frames, episode, opt_step, wall, end; fps (see `_fps`); returns and length
     over the last `meta.episode_window` episodes; and the metrics of agent, environments and listeners.
     """
 
@@ -89,7 +89,9 @@ class LogTraining(Callback):
         self.frequencies = (frequency,)
         self._frequency, self._early = frequency, early
         self._listeners, self._norms = listeners, norms
-        self._last_frame, self._last_wall = 0, 0.0
+        self._last_frame = 0
+        self._measured: Sequence[float] = ()
+        """Frame, seconds and updates at the last row with an update; empty before the first one."""
         self._table: CsvTable | None = None
         self._warned = False
 
@@ -108,7 +110,7 @@ class LogTraining(Callback):
         columns = clock_columns(session)
         row = {
             **columns,
-            "fps": self._fps(columns["frame"], columns["wall"]),
+            "fps": self._fps(session),
             **session.episodes.statistics(),
             **session.metrics(),
             **({} if self._norms is None else self._norms.columns()),
@@ -116,6 +118,7 @@ class LogTraining(Callback):
         for listener in self._listeners:
             _add_columns(row, listener)
         self._table.append(row)
+        self._last_frame = session.clock.frame
         self.look_ahead(session.clock.frame)
         self._warn_of_endless_episodes(session)
         for listener in self._listeners:
@@ -127,13 +130,13 @@ class LogTraining(Callback):
             self._table.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the frame and the time of the last row, from which the next row's fps is computed."""
+        """Return the frame of the last row, and the values from which the next row's fps is computed."""
         norms = {} if self._norms is None else {"gradients": self._norms.state_dict()}
-        return {"last_frame": self._last_frame, "last_wall": self._last_wall, **norms}
+        return {"last_frame": self._last_frame, "measured": list(self._measured), **norms}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self._last_frame, self._last_wall = int(state["last_frame"]), float(state["last_wall"])
+        self._last_frame, self._measured = int(state["last_frame"]), state.get("measured", ())
         if self._norms is not None and "gradients" in state:
             self._norms.load_state_dict(state["gradients"])
 
@@ -158,10 +161,20 @@ class LogTraining(Callback):
             ", and there are no returns before it ends" if first else "",
         )
 
-    def _fps(self, frame: int, wall: float) -> float:
-        frames, seconds = frame - self._last_frame, wall - self._last_wall
-        self._last_frame, self._last_wall = frame, wall
-        return frames / seconds if seconds > 0 else math.nan
+    def _fps(self, session: SessionView) -> float:
+        """Return the frames per second of acting, stepping and learning since the last row with an update.
+
+        It is nan in a row without an update since then, because steps alone are faster, and in the first one,
+        whose time includes that of warming up.
+        """
+        clock, spent = session.clock, session.timers.seconds
+        now = clock.frame, sum(spent.values()) - spent["callbacks"], clock.opt_step
+        if session.agent.modules() and clock.opt_step == (self._measured[2] if self._measured else 0):
+            return math.nan
+        before, self._measured = self._measured, now
+        if not before or now[1] <= before[1]:
+            return math.nan
+        return (now[0] - before[0]) / (now[1] - before[1])
 
 
 def _add_columns(row: dict[str, Any], callback: Callback) -> None:
