@@ -180,7 +180,12 @@ def learned(learned_once: Path) -> Path:
 
 @pytest.mark.parametrize(
     "overrides",
-    [["agent.network.torso.mlp.hidden=[32,32]"], ["agent/memory=prioritized"], ["agent/value=quantile"]],
+    [
+        ["agent.gamma=0.9", "agent.network.torso.mlp.hidden=[32,32]"],
+        ["agent.network.torso.mlp.hidden=[32,32,32]"],
+        ["agent/memory=prioritized"],
+        ["agent/value=quantile"],
+    ],
 )
 def test_force_is_refused_when_the_state_does_not_fit(
     overrides: list[str], learned: Path, capsys: pytest.CaptureFixture[str]
@@ -188,9 +193,15 @@ def test_force_is_refused_when_the_state_does_not_fit(
     """Regression test: the folder kept such an edit, so that +resume and +enjoy could not load the run."""
     before = files_of(learned)
     assert main(["+resume=runs/one", "env.max_frame=400", *overrides, "+force=true"]) == 2
-    stderr = capsys.readouterr().err
-    assert str(Path("runs/one/session_0/checkpoints").absolute()) in stderr
-    assert "Traceback" not in stderr
+    forced = capsys.readouterr().err
+    key = overrides[-1].partition("=")[0].replace("/", ".")
+    assert forced.startswith(f"labrl: {key}"), "the key at fault is not named first"
+    assert forced.endswith(f" start_from.run={Path('runs/one').absolute()} start_from.partial=true\n")
+    assert "Traceback" not in forced
+    assert files_of(learned) == before
+    assert main(["+resume=runs/one", "env.max_frame=400", *overrides]) == 2
+    if "network" in key:  # +force cannot help, so it is not suggested
+        assert capsys.readouterr().err == forced
     assert files_of(learned) == before
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
     assert main(["+resume=runs/one", "env.max_frame=400"]) == 0

@@ -68,10 +68,21 @@ def loading(path: str) -> Iterator[None]:
     except LabrlError:
         raise
     except Exception as error:  # raised by the component whose state does not fit
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        why = f"it does not fit the configuration: {why[:300]}"
+        why = f"it does not fit the configuration: {misfit(error)}"
         fix = "Undo changes of networks, optimizer, replay buffer and transforms"
         raise InputError.about(path, why, fix, code="changed-past", key=path) from error
+
+
+def misfit(error: BaseException) -> str:
+    """Return in one line why a state cannot be loaded. error: exception of the component that refused it."""
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    sizes = re.findall(r"size mismatch for (\S+): .*?Size\(\[(.*?)\]\).*?Size\(\[(.*?)\]\)", told)
+    if "loading state_dict" not in told:
+        return told[:300]
+    listed = [f"{name} is [{then}], not [{now}]" for name, then, now in sizes]
+    listed += [f"only one of the networks has {name}" for name in re.findall(r'"([\w.]+)"', told)]
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return f"weights of another size cannot be loaded: {', '.join(listed[:3])}{more}"
 
 
 class CheckpointStore:

@@ -13,11 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
-from labrl.config.compose import resolve
-from labrl.config.keys import Change, contradictions, split_override, typed_override
-from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.config.keys import Change, contradictions, split_override
+from labrl.errors import DamagedFileError, InputError
 from labrl.processes.output import doing
 from labrl.run.atomic import copy_synced
 from labrl.run.checkpoint import CheckpointStore, copy_replay
@@ -26,11 +23,10 @@ from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
 from labrl.trial.composed import Composed
-from labrl.trial.past import Again, check_past, described, overrides_of, say_differences
+from labrl.trial.past import Again, check_past, overrides_of, say_differences
 from labrl.trial.request import Request, frame_of
 
 if TYPE_CHECKING:
-    from labrl.config.schema import TrialConfig
     from labrl.run.provenance import Repositories, Typed
 
 # Functions below import the trial late: a misspelled override must not wait for PyTorch.
@@ -117,7 +113,7 @@ class Fork(Again):
         changed = self.past.changes(plain)
         for change in changed:
             if change.key in _FIXED:
-                raise self._refused(change, _FIXED[change.key])
+                raise self.refused(change, _FIXED[change.key])
         sessions, budget = plain["meta"]["max_session"], plain["env"]["max_frame"]
         self.past.check_buffers(range(sessions), f"+fork={self.folder}", [f"meta.keep_every={self.frame}"])
         then = self.past.config["meta"]
@@ -142,10 +138,12 @@ class Fork(Again):
         try:
             for index in range(composed.config.meta.max_session):
                 self._copy(_session(self.past, index), run.session(index))
-            self._check_fits(changed, composed.config, run)
-        except BaseException:
+            self.check_fits(composed.config, run.session(0), contradictions(changed))
+        except BaseException as error:
             for session in run.sessions:
                 shutil.rmtree(session.path, ignore_errors=True)
+            if isinstance(error, DamagedFileError) and error.key == str(run.session(0).replay):
+                raise self._without_replay(self._store(_session(self.past, 0))) from error
             raise
         entry = {
             "folder": self.folder,
@@ -197,44 +195,6 @@ class Fork(Again):
             f"Fork at frame {newest}. With meta.keep_every, a run keeps the files of the buffer with each "
             "kept checkpoint; with agent.memory.storage=ram, the buffer is part of every checkpoint.",
         )
-
-    def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: Run) -> None:
-        """Raise InputError, which names the key at fault, if a session cannot load its checkpoint."""
-        from labrl.session.run import check_restores
-
-        edits = contradictions(changed)
-        try:
-            check_restores(config, run.session(0))
-        except DamagedFileError as error:
-            if error.key == str(run.session(0).replay):
-                raise self._without_replay(self._store(_session(self.past, 0))) from error
-            raise
-        except LabrlError as error:
-            # The advice in the error of `loading` is for a resume.
-            why = " ".join(str(error.__cause__ or error).split())[:200]
-            for change in edits:
-                if len(edits) > 1 and change.pinnable and self._loads(change, run.session(0)):
-                    continue
-                raise self._refused(change, why) from error
-            raise
-
-    def _loads(self, change: Change, session: RunSession) -> bool:
-        """Return whether a session can load its checkpoint with only this change."""
-        from labrl.session.run import check_restores
-
-        cfg = OmegaConf.create(self.past.config)
-        OmegaConf.update(cfg, change.key, change.new, merge=False)
-        plain: Any = OmegaConf.to_container(cfg)
-        try:
-            check_restores(resolve(plain), session)
-        except LabrlError:
-            return False
-        return True
-
-    def _refused(self, change: Change, why: str) -> InputError:
-        keep = f"To keep the old value: {typed_override(change.key, change.old)}" if change.pinnable else ""
-        why = f"{self.folder} at frame {self.frame} cannot be continued with this change, because {why}"
-        return InputError.about(described(change), why, keep, code="changed-past", key=change.key)
 
 
 def _session(past: Run, index: int) -> RunSession:

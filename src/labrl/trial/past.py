@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.analysis.formats import align_columns
 from labrl.config import config_folder
-from labrl.config.compose import compose, prepare
+from labrl.config.compose import compose, prepare, resolve
 from labrl.config.edit import edit
 from labrl.config.keys import (
     ABSENT,
@@ -27,8 +28,9 @@ from labrl.config.keys import (
     walk,
     written,
 )
-from labrl.errors import DamagedFileError, InputError
+from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.processes.secrets import ENV_SET, MASK, note_typed
+from labrl.run.checkpoint import misfit
 from labrl.run.folder import PROVENANCE
 from labrl.run.provenance import Command, as_yaml
 from labrl.run.run import Run
@@ -36,7 +38,9 @@ from labrl.run.trust import check_recorded
 from labrl.trial.composed import Composed, check_start_from
 
 if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
     from labrl.run.provenance import Repositories, Typed
+    from labrl.run.session import RunSession
     from labrl.trial.result import TrialResult
 
 _ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
@@ -130,6 +134,46 @@ class Again(ABC):
         if it is known; elsewhere: whether another machine will train the run. Raises InputError, before
         anything is written, if the edits contradict the past of the run.
         """
+
+    def check_fits(self, config: TrialConfig, session: RunSession, changes: Sequence[Change]) -> None:
+        """Raise InputError, which names the key at fault, if a session cannot load its checkpoint.
+
+        config: the edited configuration; changes: its changes that contradict the past of the run.
+        """
+        from labrl.session.run import check_restores
+
+        try:
+            check_restores(config, session)
+        except DamagedFileError:
+            raise
+        except LabrlError as error:
+            for change in changes:
+                if len(changes) > 1 and change.pinnable and self._loads(change, session):
+                    continue
+                new = [*self.overrides, f"start_from.run={self.past.path}", "start_from.partial=true"]
+                fix = f"To start a new run from the weights that fit: {shlex.join(['labrl', *new])}"
+                raise self.refused(change, misfit(error.__cause__ or error), fix) from error
+            raise
+
+    def _loads(self, change: Change, session: RunSession) -> bool:
+        """Return whether a session can load its checkpoint with only this change."""
+        from labrl.session.run import check_restores
+
+        cfg = OmegaConf.create(self.past.config)
+        OmegaConf.update(cfg, change.key, change.new, merge=False)
+        plain: Any = OmegaConf.to_container(cfg)
+        try:
+            check_restores(resolve(plain), session)
+        except LabrlError:
+            return False
+        return True
+
+    def refused(self, change: Change, why: str, again: str = "") -> InputError:
+        """Return the error for a change with which the run cannot be continued. why: a clause; again: what to
+        type instead."""
+        keep = f"To keep the old value: {typed_override(change.key, change.old)}. " if change.pinnable else ""
+        why = f"{self.past.path} cannot be continued with this change, because {why}"
+        return InputError.about(described(change), why, keep + again, code="changed-past", key=change.key)
 
     def conclude(self, result: TrialResult) -> TrialResult:
         """Do what remains to be done after the trial, and return its result."""

@@ -117,7 +117,6 @@ class Resume(Again):
         Raises InputError with a table if new values contradict the past of the run, or if nothing would be
         learned; BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
         """
-        from labrl.session.run import check_restores
         from labrl.trial.playback import make_videos
         from labrl.trial.summary import say
         from labrl.trial.trial import check, plan_sessions, recording_failure
@@ -127,6 +126,9 @@ class Resume(Again):
             reached = frames_reached(run)
             plain, contradicting = self.continued(plain, reached)
             if contradicting and not self.force:
+                keys = [one.key for one in contradicting]
+                if reached and "agent._target_" not in keys and any(".network." in key for key in keys):
+                    self.check_fits(resolve(plain), run.session(min(reached)), contradicting)
                 raise refusal(contradicting, f"+resume={run.path}", self.in_file)
             changed = run.changes(plain)
             composed = self.composed(str(run.path), typed, plain, repositories, elsewhere)
@@ -146,7 +148,7 @@ class Resume(Again):
             saved = [one for one in run.sessions if one.index in left and one.index in reached]
             if saved and contradicting:
                 # With forced values that do not fit, the run would be left without a usable state.
-                check_restores(config, saved[0])
+                self.check_fits(config, saved[0], contradicting)
             begins = {index: reached.get(index, 0) for index in left}
             with recording_failure(run):
                 differs = self._record(begins, changed, composed, bool(contradicting))
