@@ -25,11 +25,14 @@ from exact_cases import (
 from info_env import Drive, Forgetful
 from refusals import refused
 from report_cases import ReportPage
+from rich.console import Console
 from run_cases import config_with, rows_of, write_run
 from search_cases import OVERRIDES, write_eval
 
 import labrl
+from labrl.analysis.listing import as_table, entries
 from labrl.analysis.report.build import build
+from labrl.analysis.tables import comparison_rows, readable
 from labrl.cli import main
 from labrl.component import Component
 from labrl.config.compose import compose, resolve
@@ -38,9 +41,12 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.objective import intermediate_values, trial_value
+from labrl.run.folder import read_json
+from labrl.run.run import Run
 from labrl.run.tables import CsvTable
 from labrl.session.episodes import EpisodeWindow
 from labrl.step import Episode
+from labrl.trial.summary import print_summary
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -276,6 +282,61 @@ def test_report_shows_the_numbers(tmp_path: Path) -> None:
     build(tmp_path)
     for page in (tmp_path / "a" / "report.html", tmp_path / "report.html"):
         assert "info/success" in [chart["title"] for chart in ReportPage(page).charts]
+
+
+def test_results_of_a_run_contain_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ["hydra.run.dir=run", "meta.rigorous_eval=2", "meta.eval_frequency=100"]
+    result = labrl.train([*PPO, INFO, *told, "meta.max_session=2"], config_dir=None)
+    print_summary(result, Console(width=200))
+    table, meant = capsys.readouterr().out, {}
+    run = Run.open(Path("run"))
+    for session in run.sessions:
+        found = [row for row in session.read_rows("eval") if row["frame"] > 0.9 * 2400]
+        meant[session.index] = np.mean([row["info/success"] for row in found])
+        assert session.read_result()["info"]["success"] == pytest.approx(meant[session.index])
+        assert list(session.read_result()["info"]) == ["speed", "cost.fuel", "success"]
+    assert "info/success" in table
+    assert "info/success of 2 sessions: " in table
+    assert repr(result).count("info/cost.fuel") == 2
+    mean = pytest.approx(np.mean(list(meant.values())))
+    (entry,) = entries(Path("run").absolute().parent)
+    assert entry["info"]["info/success"] == mean
+    assert "info/success" in as_table([entry]).splitlines()[0]
+    built = build(Path("run"))
+    assert "info/success: " in built.verdict
+    assert comparison_rows(built.statistics)["info/success"][0] == mean
+    assert read_json(Path("run/statistics.json"))["measures"]["info/success"]["mean"] == mean
+    assert "info/success" in Path("run/statistics.csv").read_text().splitlines()[0]
+
+
+def test_enjoyed_episodes_show_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PPO, INFO, "env.max_frame=280", "hydra.run.dir=run"]) == 0
+    capsys.readouterr()
+    assert main(["+enjoy=run", "episodes=3", "videos=0"]) == 0
+    assert capsys.readouterr().out.count("info/success") == 4
+    result = read_json(next(Path("run/enjoy").glob("*/result.json")))
+    every = [episode["info"]["success"] for episode in result["episodes"]]
+    assert result["info/success"] == pytest.approx(np.mean(every))
+
+
+def test_report_and_list_of_several_runs_compare_the_numbers(tmp_path: Path) -> None:
+    for seed, shift in enumerate((0.0, 0.1, 0.2)):
+        for name, lr in (("a", 0.1), ("b", 0.2)):
+            infos = {"info/success": [shift + lr] * 10, "info/success_low": [np.nan] * 9 + [5.0]}
+            found = rows_of(range(100, 1001, 100), [1.0] * 10, **(infos if name == "a" else {}))
+            write_run(tmp_path / f"{name}{seed}", [found], config=config_with(agent__lr=lr, seed=seed))
+    built = build(tmp_path)
+    table = comparison_rows(built.statistics)
+    one = dict(zip(table["group"], table.to_dicts(), strict=True))
+    assert {name: row["info/success"] for name, row in one.items()} == {
+        "ppo lr=0.1": pytest.approx(0.2),
+        "ppo lr=0.2": None,
+    }
+    ends = next(row for row in one.values() if row["info/success"])
+    assert ends["info/success/low"] < 0.2 < ends["info/success/high"]
+    assert ends["info/success_low"] == 5.0
+    assert {"info/success (mean)", "info/success_low (mean)"} <= set(readable(table)[0])
+    assert "info/success (mean)" in (tmp_path / "report.html").read_text()
 
 
 def test_backend_without_keys_records_nothing() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from labrl.analysis.formats import align_columns, score, short_number, shorten, time_unit, widths_that_fit
 from labrl.analysis.groups import differing_keys, filter_runs, group_runs
-from labrl.analysis.returns import group_return
+from labrl.analysis.returns import collect_info, group_return
 from labrl.analysis.search import SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
 from labrl.errors import InputError, LabrlError
@@ -53,8 +53,8 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     and the return, for each group of trials that differ at most in the seed, or for the winner of a confirmed
     search and the default on fresh seeds; `final_return`, `low`, `high` and `seeds`: the return of a single
     group, or of the best configuration of a search, with its 95 % interval and its number of sessions, None
-    if there is no such return; `best_in_the_search`: `trial`, `objective`, `value` and `of`, the number of
-    trials with a value.
+    if there is no such return; `info`: the numbers of `env.info_keys` of the same sessions, by column;
+    `best_in_the_search`: `trial`, `objective`, `value` and `of`, the number of trials with a value.
     """
     if not root.expanduser().is_dir():
         raise InputError.not_found(root, "no such folder", "Set another one with labrl-runs --root <folder>")
@@ -91,14 +91,19 @@ def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> st
     An experiment with several groups has an additional line for each group, up to MOST_GROUPS groups. To fit
     the width, columns are omitted first, and then folder names are cut in the middle.
     """
-    cells = [dict(zip(COLUMNS, row, strict=True)) for entry in found for row in _rows(entry)]
-    widths = widths_that_fit(cells, COLUMNS, _DISPENSABLE, width)
+    lines = [row for entry in found for row in _rows(entry)]
+    infos = dict.fromkeys(name for row in lines for name in row if name not in COLUMNS)
+    columns = [*COLUMNS[:5], *infos, *COLUMNS[5:]]  # after the return
+    cells = [{name: row.get(name, "") for name in columns} for row in lines]
+    widths = widths_that_fit(cells, columns, [*_DISPENSABLE[:-1], *infos, _DISPENSABLE[-1]], width)
     total = sum(widths.values()) + 2 * (len(widths) - 1)
     if width is not None and total > width:
         widths["folder"] = max(12, width - (total - widths["folder"]))
-    rows = [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]
+    rows = [dict(zip(columns, columns, strict=True)), *cells]
     shown = [[shorten(row[name], widths[name]) for name in widths] for row in rows]
-    return "\n".join(align_columns(shown, [place for place, name in enumerate(widths) if name in _RIGHT]))
+    return "\n".join(
+        align_columns(shown, [place for place, name in enumerate(widths) if name in (*_RIGHT, *infos)])
+    )
 
 
 def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
@@ -117,11 +122,9 @@ def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any
     scores = []
     if search.winner is not None and search.winner.trial in trials:
         for one in search.finalists:
-            # With another objective, the values of the search are not returns.
-            of_returns = search.objective == "final_return"
-            returns = one.values if of_returns else final_returns(runs_of(one, experiment.path))
+            found = _returned(counted_outcomes(runs_of(one, experiment.path)))
             names = {"name": one.name, "agent": runs[0].agent, "env": runs[0].env, "overrides": one.params}
-            scores.append({**_returned(returns), **names, "trials": len(one.folders)})
+            scores.append({**found, **names, "trials": len(one.folders)})
     entry = _entry(about, list(trials.values()) or runs, scores)
     ended = [trial for trial in search.ranked() if trial.number in trials]
     if ended:
@@ -143,7 +146,7 @@ def _entry(
     single = groups[0] if len(groups) == 1 or (groups and about["kind"] == "search") else _returned(())
     kinds = {"agent": {run.agent for run in trials}, "env": {run.env for run in trials}}
     return {
-        **{name: single[name] for name in ("final_return", "low", "high", "seeds")},
+        **{name: single[name] for name in ("final_return", "low", "high", "seeds", "info")},
         **about,
         **{name: min(found) if len(found) == 1 else f"{len(found)} kinds" for name, found in kinds.items()},
         "frames": max((int(outcome.get("frame") or 0) for outcome in outcomes), default=0),
@@ -162,7 +165,7 @@ def group_scores(runs: Sequence[Run]) -> list[dict[str, Any]]:
     differing = differing_keys([group.runs[0] for group in groups]) if len(groups) > 1 else {}
     return [
         {
-            **_returned(final_returns(group.runs)),
+            **_returned(counted_outcomes(group.runs)),
             "name": group.name,
             "agent": group.runs[0].agent,
             "env": group.env,
@@ -173,20 +176,27 @@ def group_scores(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _returned(returns: Sequence[float]) -> dict[str, Any]:
+def _returned(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    returns = [float(outcome["final_return"]) for outcome in outcomes]
     value, low, high, seeds = group_return(returns) or (None, None, None, 0)
-    return {"final_return": value, "low": low, "high": high, "seeds": seeds}
+    numbers = collect_info(outcome.get("info", {}) for outcome in outcomes)
+    info = {name: found.value for name, values in numbers.items() if (found := group_return(values))}
+    return {"final_return": value, "low": low, "high": high, "seeds": seeds, "info": info}
 
 
-def final_returns(runs: Sequence[Run]) -> list[float]:
-    """Return the final returns of the sessions of a group that count in the statistics."""
+def counted_outcomes(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the outcomes of the sessions of a group that count in the statistics."""
     sessions = [(run, session) for run in runs for session in run.sessions]
     reasons = reasons_to_leave_out(sessions, of_tables=False)
     counted = [one for (_, one), reason in zip(sessions, reasons, strict=True) if reason is None]
-    return [float(session.outcome["final_return"]) for session in counted]
+    return [session.outcome for session in counted]
 
 
-def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _row(*cells: str, info: Mapping[str, float]) -> dict[str, str]:
+    return {**dict(zip(COLUMNS, cells, strict=True)), **{name: score(value) for name, value in info.items()}}
+
+
+def _rows(entry: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Yield the cells of an entry's line, and of a line for each of its groups if the groups are listed
     separately."""
     kind, groups, trials, best = (entry[key] for key in ("kind", "groups", "trials", "best_in_the_search"))
@@ -210,16 +220,16 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         short = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s"}[unit]
         age = f"{max(seconds, 0) / size:.0f} {short}"
     head = [entry[key] for key in ("status", "agent", "env")]
-    yield (*head, played, reached, seeds, age, entry["folder"])
+    yield _row(*head, played, reached, seeds, age, entry["folder"], info=entry["info"])
     if not several:
         return
     envs = {group["env"] for group in groups}
     for group in groups[:MOST_GROUPS]:
         name = f"  {group['name']}" + (f" on {group['env']}" if len(envs) > 1 else "")
         reached, seeds = score(group["final_return"]), str(group["seeds"])
-        yield ("", group["agent"], group["env"], "", reached, seeds, "", name)
+        yield _row("", group["agent"], group["env"], "", reached, seeds, "", name, info=group["info"])
     if len(groups) > MOST_GROUPS:
-        yield (*[""] * 7, f"  and {len(groups) - MOST_GROUPS} more, see --json")
+        yield _row(*[""] * 7, f"  and {len(groups) - MOST_GROUPS} more, see --json", info={})
 
 
 class RankedTrial(NamedTuple):
@@ -257,10 +267,10 @@ def _ranked(run: Run, number: int | None, search: SearchResult | None) -> Ranked
     status = "" if run.status == "finished" else f", {run.status}"
     trial = next((one for one in search.trials if one.number == number), None) if search else None
     if search is None or trial is None:
-        returned = group_return(final_returns([run]))
+        returned = _returned(counted_outcomes([run]))["final_return"]
         if returned is not None and run.status != "failed":
-            result = f"final return {score(returned.value, 1)}{status}"
-            return RankedTrial(run, (-returned.value,), True, result)
+            result = f"final return {score(returned, 1)}{status}"
+            return RankedTrial(run, (-returned,), True, result)
     else:
         sign, measure = -1.0 if search.maximize else 1.0, search.objective
         mean = next((one.mean for one in search.confirmed if one.trial == trial.number), None)

@@ -1,14 +1,18 @@
-"""The final return: one definition, interval and wording for the terminal, reports, tables and W&B."""
+"""The final return: one definition, interval and wording for the terminal, reports, tables and W&B.
+
+The numbers of `env.info_keys` are averaged over the same checkpoints and sessions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from labrl.analysis.formats import METHODS, alike, interval_by
 from labrl.analysis.intervals import aggregates, statistic_of
+from labrl.types import INFO
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
 """Definition of the final return of a session, in one line."""
@@ -49,6 +53,14 @@ class GroupReturn(NamedTuple):
 def statistic_name(count: int) -> str:
     """Return the short name of the statistic that is used for `count` sessions: `IQM` or `mean`."""
     return {"iqm": "IQM", "mean": "mean"}[statistic_of(count)]
+
+
+def collect_info(numbers: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return the numbers of sessions by column, `info/<name>`. numbers: the numbers of each session."""
+    found: dict[str, list[float]] = {}
+    for name, number in (pair for one in numbers for pair in one.items()):
+        found.setdefault(f"{INFO}{name}", []).append(number)
+    return found
 
 
 def group_return(returns: Sequence[float]) -> GroupReturn | None:

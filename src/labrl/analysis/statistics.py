@@ -33,6 +33,7 @@ from labrl.run import tables
 from labrl.run.experiment import CONFIRMING
 from labrl.run.run import Run
 from labrl.run.session import RunSession, sessions_text
+from labrl.types import INFO
 
 FORMAT_VERSION = 2
 """Version of the format of the dicts and of `statistics.json`."""
@@ -86,7 +87,8 @@ def session_statistics(
 ) -> dict[str, Any]:
     """Return the statistics of a single session, as plain data. Undefined values are None.
 
-    baseline: the random policy's return; human: published returns of the random policy and of a human.
+    baseline: the random policy's return; human: published returns of the random policy and of a human. The
+    number of each of `env.info_keys` that a checkpoint has is under the name of its column, `info/<name>`.
     """
     frame, returns, seconds, updates = (
         session.scores[n] for n in ("frame", "return_mean", "wall", "opt_step")
@@ -95,7 +97,7 @@ def session_statistics(
     emulated, episodes, learned, played = map(session.last, ("env_frames", "episode", "opt_step", "frame"))
     if emulated is not None and played:
         emulated *= frames / played  # each frame has the same number of emulator frames
-    final = tables.final_return(frame, returns)
+    final, info = tables.final_values(session.scores).values()
     found = {
         "index": session.index,
         "seed": session.seed,
@@ -116,6 +118,7 @@ def session_statistics(
         **dict.fromkeys(("strength", "max_strength", "final_strength")),
         **dict.fromkeys(("sample_efficiency", "training_efficiency", "stability")),
         **dict.fromkeys(("frames_to_threshold", "seconds_to_threshold", "human_normalized")),
+        **{f"{INFO}{name}": value for name, value in info.items()},
     }
     if baseline is not None and len(frame):
         s = measures.strength(returns, baseline.mean)
@@ -180,7 +183,8 @@ def group_statistics(
         for entry, reason in zip(entries, reasons, strict=True)
         if reason is not None
     ]
-    measured = {measure: values_of({"sessions": entries}, measure) for measure in MEASURES}
+    infos = list(dict.fromkeys(name for one in entries for name in one if name.startswith(INFO)))
+    samples = {measure: values_of({"sessions": entries}, measure) for measure in [*MEASURES, *infos]}
     estimated = ["final_return", "area_under_curve", *(["human_normalized"] if human is not None else [])]
     everywhere = np.isfinite(returns).all(axis=0)  # the points at which every session has a return
     strengths = measures.strength(returns[:, everywhere], baseline.mean) if baseline else None
@@ -197,14 +201,14 @@ def group_statistics(
         "scores_of": scores_of(runs),
         "measures": {
             measure: {"mean": values.mean(), "std": values.std(), "n": len(values)}
-            for measure, every in measured.items()
-            for values in [pl.Series(every).drop_nans()]
+            for measure, sample in samples.items()
+            for values in [pl.Series(sample)]
         },
         "consistency": None if strengths is None else measures.consistency(strengths),
         "estimates": {
-            measure: _plain(aggregates(measured[measure], 1.0 if measure == "human_normalized" else None))
-            for measure in estimated
-            if scores
+            measure: _plain(aggregates(samples[measure], 1.0 if measure == "human_normalized" else None))
+            for measure in [*estimated, *infos]
+            if len(samples[measure])
         },
         "curve": _curve(grid, returns),
         "warnings": list(_warnings(runs, entries, reasons, baseline)),
@@ -393,11 +397,16 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def final_return(entry: Mapping[str, Any]) -> GroupReturn | None:
-    """Return the final return from a group's statistics, in the form that is shown everywhere; None if its
-    sample is empty."""
-    found, count = entry["estimates"].get("final_return"), entry["counted"]
+def final_return(entry: Mapping[str, Any], measure: str = "final_return") -> GroupReturn | None:
+    """Return the final return, or another measure with an estimate, from a group's statistics, in the form
+    that is shown everywhere; None if its sample is empty."""
+    found, count = entry["estimates"].get(measure), entry["measures"].get(measure, {}).get("n", 0)
     return GroupReturn(**found[statistic_of(count)], seeds=count) if found else None
+
+
+def info_columns(entry: Mapping[str, Any]) -> list[str]:
+    """Return the columns of the numbers of `env.info_keys` that a group's statistics have: `info/<name>`."""
+    return [name for name in entry["estimates"] if name.startswith(INFO)]
 
 
 def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
@@ -428,8 +437,9 @@ def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, 
 
 
 def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:
-    """Return the values of a measure for the sample in a group's statistics. [sessions]"""
-    return np.array([one[measure] for one in entry["sessions"] if one["counted"]], dtype=np.float64)
+    """Return the known values of a measure for the sample in a group's statistics. [sessions with a value]"""
+    found = (one.get(measure) for one in entry["sessions"] if one["counted"])
+    return np.array([value for value in found if value is not None], dtype=np.float64)
 
 
 def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ import polars as pl
 from labrl.analysis.formats import METHODS, UNKNOWN, brackets, brackets_by_width, number
 from labrl.analysis.groups import value_text
 from labrl.analysis.intervals import PAIR_METHODS, statistic_of
-from labrl.analysis.statistics import MEASURES, improvement, rank_groups
+from labrl.analysis.statistics import MEASURES, improvement, info_columns, rank_groups
 
 ESTIMATES = {
     "final_return": "final return",
@@ -33,9 +33,12 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
     other measure, its mean over the sessions; `consistency`; `rival`: the group with the highest final return
     in the environment; `improvement`, with `_low` and `_high`: the probability that a session of the group
     beats one of the rival; `best`: whether the seeds show that no other group is as good. One column follows
-    for each key in which groups differ.
+    for each key in which groups differ. The numbers of `env.info_keys` are estimates, too, in columns such as
+    `info/<name>` and `info/<name>/low`.
     """
     rows, settings = [], []
+    groups = (group for env in comparison["envs"] for group in env["groups"])
+    of_info = dict.fromkeys(name for group in groups for name in info_columns(group))
     for env in comparison["envs"]:
         differing = env.get("differing", {})
         rival = next((entry["name"] for _, entry in rank_groups(env["groups"])), None)
@@ -45,12 +48,13 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
             row: dict[str, Any] = {"env": env["env"], "group": group["name"], "agent": group["agent"]}
             row |= {"runs": len(group["runs"]), "seeds": group["counted"], "left_out": len(group["left_out"])}
             row |= {"statistic": (statistic := statistic_of(group["counted"]))}
-            for measure in ESTIMATES:
-                estimates = group["estimates"].get(measure, {})
-                parts = {"": "value", "_low": "low", "_high": "high"}
-                row |= {f"{measure}{e}": estimates.get(statistic, {}).get(part) for e, part in parts.items()}
-                row |= {f"{measure}_iqm": estimates.get("iqm", {}).get("value")}
-                row |= {f"{measure}_{name}": measures[measure][name] for name in ("mean", "std")}
+            for measure in (*ESTIMATES, *of_info):
+                # An underscore could be part of the name of a number.
+                estimates, joint = group["estimates"].get(measure, {}), "/" if measure in of_info else "_"
+                found = {"": "value", f"{joint}low": "low", f"{joint}high": "high"}
+                row |= {f"{measure}{e}": estimates.get(statistic, {}).get(part) for e, part in found.items()}
+                row |= {f"{measure}{joint}iqm": estimates.get("iqm", {}).get("value")}
+                row |= {f"{measure}{joint}{e}": measures.get(measure, {}).get(e) for e in ("mean", "std")}
             row |= {"threshold": threshold["value"] if threshold else None}
             row |= {"reached": measures["frames_to_threshold"]["n"]}
             row |= {name: measures[name]["mean"] for name in MEASURES if name not in ESTIMATES}
@@ -162,10 +166,10 @@ def readable(table: pl.DataFrame, for_paper: bool = False) -> list[list[str]]:
         f"{row['seeds']} of {row['seeds'] + row['left_out']}" if row["left_out"] else str(row["seeds"])
         for row in rows
     ]
-    for measure, name in ESTIMATES.items():
-        columns[f"{name} ({statistic})"] = [
-            text_of(row[measure], row[f"{measure}_low"], row[f"{measure}_high"]) for row in rows
-        ]
+    of_info = {name: name for name in table.columns if f"{name}/low" in table.columns}
+    for measure, name in {**ESTIMATES, **of_info}.items():
+        low, high = (f"{measure}{'/' if measure in of_info else '_'}{end}" for end in ("low", "high"))
+        columns[f"{name} ({statistic})"] = [text_of(row[measure], row[low], row[high]) for row in rows]
     columns[f"frames to {number(threshold[0]) if len(threshold) == 1 else 'threshold'}"] = [
         number(row["frames_to_threshold"])
         + (f" ({row['reached']} of {row['seeds']})" if 0 < row["reached"] < row["seeds"] else "")

@@ -52,6 +52,9 @@ class SessionResult:
     """Number of complete episodes."""
     final_return: float | None = None
     """Mean return of the evaluation checkpoints in the last tenth of the frames; None if there are none."""
+    info: dict[str, float] = field(default_factory=dict)
+    """Mean of each number of `env.info_keys` over the same checkpoints, by name, without those that no
+    checkpoint has."""
     return_mean: float | None = None
     """Mean raw return of the last `return_episodes` training episodes; None if there are none."""
     return_std: float | None = None
@@ -226,12 +229,11 @@ class RunSession:
         scores = (row.get("return_mean") for row in self.read_rows("eval"))
         return max((one for one in scores if isinstance(one, int | float)), default=-math.inf)
 
-    def final_return(self) -> float | None:
-        """Compute the final return from the session's tables; None if the tables have no return."""
-        from labrl.run.tables import final_return, scores_in
+    def final_values(self) -> dict[str, Any]:
+        """Compute `final_return` (None if the tables have no return) and `info` from the session's tables."""
+        from labrl.run.tables import final_values, scores_in
 
-        scores = scores_in(*self._read_tables())
-        return final_return(scores["frame"], scores["return_mean"])
+        return final_values(scores_in(*self._read_tables()))
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -266,13 +268,14 @@ class RunSession:
 
     @cached_property
     def outcome(self) -> dict[str, Any]:
-        """Result of the session, or its progress if it has not ended: `frame`, `final_return`, `status`, ...
+        """Result of the session, or its progress if it has not ended: `frame`, `final_return`, `info`,
+        `status`, ...
 
         The session's tables are read only if the result and the progress lack a final return.
         """
         found = {**self.reached, "status": self.status}
         if found.get("final_return") is None:
-            found["final_return"] = self.final_return()
+            found |= self.final_values()
         return found
 
     @property
@@ -301,8 +304,8 @@ class RunSession:
         """Columns of the evaluation rows that have a return or, if there are none, of the training rows that
         have a return.
 
-        The columns are `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the
-        frames.
+        The columns are `frame`, `return_mean`, `wall`, `opt_step` and those of `env.info_keys`, [rows] each,
+        in the order of the frames.
         """
         from labrl.run.tables import scores_in
 

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from labrl.errors import DamagedFileError
 from labrl.run.atomic import write_atomic
 from labrl.run.write_errors import WriteErrors
+from labrl.types import INFO
 
 if TYPE_CHECKING:  # It takes a while to import, and training does not need it.
     import polars as pl
@@ -205,9 +206,11 @@ def scores_in(train: Table, evaluation: Table) -> dict[str, Column]:
     """Return the evaluation rows of a session that have a return. If there are none, return the training rows
     that have a return.
 
-    The columns are `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the frames.
+    The columns are `frame`, `return_mean`, `wall`, `opt_step` and those of `env.info_keys`, [rows] each, in
+    the order of the frames.
     """
-    names = ("frame", "return_mean", "wall", "opt_step")
+    infos = [name for name in {**train.columns, **evaluation.columns} if name.startswith(INFO)]
+    names = ("frame", "return_mean", "wall", "opt_step", *infos)
     for table in (evaluation.columns, train.columns):
         nothing = np.full(len(table["frame"]), np.nan)
         there = np.isfinite(table.get("return_mean", nothing))
@@ -226,6 +229,16 @@ def final_return(frames: ArrayLike, returns: ArrayLike) -> float | None:
     """
     t, r = np.asarray(frames, dtype=np.float64), np.asarray(returns, dtype=np.float64)
     return float(r[(t > (1 - FINAL_SHARE) * t[-1]) | (t == t[-1])].mean()) if len(t) else None
+
+
+def final_values(scores: Mapping[str, Column]) -> dict[str, Any]:
+    """Return `final_return`, and under `info` the same mean of each number of `env.info_keys`, over the rows
+    that have it. scores: result of `scores_in`."""
+    info: dict[str, float | None] = {}
+    for name, column in scores.items():
+        if name.startswith(INFO) and (there := np.isfinite(column)).any():
+            info[name.removeprefix(INFO)] = final_return(scores["frame"][there], column[there])
+    return {"final_return": final_return(scores["frame"], scores["return_mean"]), "info": info}
 
 
 def _read_by_frame(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:

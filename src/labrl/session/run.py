@@ -309,6 +309,6 @@ def _fill(result: SessionResult, session: Session) -> None:
         result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes.latest)
         if result.return_episodes > 1:
             result.return_std = statistics["return_std"]
-    result.final_return = session.folder.final_return()
+    result.final_return, result.info = session.folder.final_values().values()
     if session.evaluate is not None:
         result.best_return, result.best_source = session.evaluate.best_return, session.evaluate.best_source

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from labrl.analysis.formats import number
 from labrl.config.compose import prepare
-from labrl.envs.make import watch
+from labrl.envs.make import info_keys, watch
 from labrl.envs.protocol import Watched
 from labrl.envs.vector import VectorEnv
 from labrl.errors import DONE, InputError, LabrlError
@@ -23,7 +24,7 @@ from labrl.run.atomic import write_json
 from labrl.run.episodes import RecordedEpisode
 from labrl.run.run import Run
 from labrl.session.devices import available_cpus
-from labrl.session.episodes import episode_statistics
+from labrl.session.episodes import Played, episode_statistics, info_statistics
 from labrl.trial.find import choices, find_run
 from labrl.trial.loading import LoadedPolicy
 from labrl.trial.past import check_past, described, edited_config
@@ -70,20 +71,27 @@ def enjoy(request: EnjoyRequest) -> int:
     except WindowClosedError:
         say("the window was closed")
         return DONE
+    episodes = [one.episode for one in played]
     plural = "" if len(played) == 1 else "s"
-    lengths = float(np.std([one.length for one in played]))
-    statistics = {**episode_statistics(played), "length_std": lengths}
+    info = info_statistics(episodes, info_keys(policy.trial.env))
+    lengths = float(np.std([one.length for one in episodes]))
+    statistics = {**episode_statistics(episodes), "length_std": lengths, **info}
     of_return = f" ± {statistics['return_std']:,.2f}" if plural else ""
     of_length = f" ± {statistics['length_std']:,.1f}" if plural else ""
     say(
         f"{len(played)} episode{plural}: return {statistics['return_mean']:,.2f}{of_return}, "
-        f"length {statistics['length_mean']:,.1f}{of_length} steps"
+        f"length {statistics['length_mean']:,.1f}{of_length} steps{_numbers(info)}"
     )
     _write(run, policy, request, played, statistics)
     return DONE
 
 
-def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) -> list[RecordedEpisode]:
+def _numbers(info: Mapping[str, float]) -> str:
+    """Return the numbers of `info` as the end of a line. A dash stands for a number that is missing."""
+    return "".join(f", {name} {number(value)}" for name, value in info.items())
+
+
+def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) -> list[Played]:
     """Play episodes, and return them in the order of their indices. The policy is closed afterwards."""
     component = policy.trial.env
     shown: Watched | None = None
@@ -107,31 +115,31 @@ def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) ->
             say(f"no images: {error}")
         env = policy.vector_env(request.episodes) if shown is None else VectorEnv(shown, 0)
         quota = policy.quota(env.num_envs, request.greedy, request.epsilon)
-        for number, played in policy.play(env, quota, request.episodes, request.seed, show):
-            found[number] = played.recorded(component.plain())
-            episode = played.episode
-            cut = ", cut short by a time limit" if episode.truncated else ""
-            say(f"  episode {number}: return {episode.episode_return:g}, {episode.length:,} steps{cut}")
+        for index, played in policy.play(env, quota, request.episodes, request.seed, show):
+            found[index], episode = played, played.episode
+            rest = _numbers(info_statistics([episode], episode.info))
+            rest += ", cut short by a time limit" if episode.truncated else ""
+            say(f"  episode {index}: return {episode.episode_return:g}, {episode.length:,} steps{rest}")
     finally:
         if env is not None:
             env.close()
         policy.close()
         if window is not None:
             window.close()
-    return [found[number] for number in sorted(found)]
+    return [found[index] for index in sorted(found)]
 
 
 def _write(
     run: Run,
     policy: LoadedPolicy,
     request: EnjoyRequest,
-    played: Sequence[RecordedEpisode],
+    played: Sequence[Played],
     statistics: Mapping[str, float],
 ) -> None:
     """Write the results, replacing those of an earlier identical request. Print a line if they cannot be
     written.
 
-    statistics: means and population standard deviations of returns and lengths.
+    statistics: means and population standard deviations of returns and lengths, and means of `info/<name>`.
     """
     parts = [f"session_{policy.session}", f"frame_{policy.frame:012d}"]
     parts += ["greedy"] if request.greedy else []
@@ -143,7 +151,7 @@ def _write(
         folder.mkdir(parents=True)
         wanted = request.videos
         count = len(played) if wanted is None and request.render == "video" else wanted or 0
-        videos = _videos(folder, played[:count])
+        videos = _videos(folder, [one.recorded(policy.trial.env.plain()) for one in played[:count]])
         result: dict[str, Any] = {
             "format_version": 1,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -160,9 +168,10 @@ def _write(
                     "return": episode.episode_return,
                     "length": episode.length,
                     "truncated": episode.truncated,
-                    "video": videos.get(number),
+                    "info": episode.info,
+                    "video": videos.get(index),
                 }
-                for number, episode in enumerate(played)
+                for index, episode in enumerate(one.episode for one in played)
             ],
         }
         write_json(folder / "result.json", result)

@@ -11,13 +11,14 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from labrl.analysis.formats import score, widths_that_fit
-from labrl.analysis.returns import MEANING, group_return
+from labrl.analysis.returns import MEANING, collect_info, group_return
 from labrl.run.disk import disk_use
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 from labrl.run.session import SessionResult
 from labrl.session.callbacks.display import Display
 from labrl.trial.result import TrialResult
+from labrl.types import INFO
 
 COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")
 """Columns of the table of sessions; `best` is the highest score of a checkpoint."""
@@ -26,7 +27,7 @@ _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
 """Columns that are omitted on a narrow terminal, the first one first."""
 
 
-def _row(session: SessionResult) -> list[str]:
+def _row(session: SessionResult, keys: Sequence[str]) -> list[str]:
     return [
         str(session.index),
         session.status,
@@ -36,6 +37,7 @@ def _row(session: SessionResult) -> list[str]:
         score(session.best_return),
         f"{session.wall:,.0f}" if session.wall >= 100 else f"{session.wall:,.1f}",
         f"{session.fps:,.0f}" if session.frame else "-",
+        *(score(session.info.get(name)) for name in keys),
     ]
 
 
@@ -48,9 +50,11 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     say(f"sessions of seed {result.seed}", console)  # the title of a table is padded to its width
     table = Table(box=None, pad_edge=False)
     evaluated = any(session.best_source == "evaluation" for session in result.sessions)
-    headings = {name: "best eval" if name == "best" and evaluated else name for name in COLUMNS}
-    rows = [dict(zip(headings.values(), _row(session), strict=True)) for session in result.sessions]
-    dispensable = [headings[name] for name in _DISPENSABLE]
+    keys = list(dict.fromkeys(name for session in result.sessions for name in session.info))
+    names = [*COLUMNS, *(f"{INFO}{name}" for name in keys)]
+    headings = {name: "best eval" if name == "best" and evaluated else name for name in names}
+    rows = [dict(zip(headings.values(), _row(session, keys), strict=True)) for session in result.sessions]
+    dispensable = [headings[name] for name in (*_DISPENSABLE, *names[len(COLUMNS) :])]
     columns = list(widths_that_fit(rows, list(headings.values()), dispensable, console.width))
     for name in columns:
         text = name in ("#", "status")
@@ -80,9 +84,11 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if networks:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
         say(f"parameters: {told}", console)
-    together = group_return(result.returns)
-    if together is not None and together.seeds > 1:
-        say(f"final return of {together.seeds} sessions: {together.sentence()}", console)
+    sound = (session.info for session in result.sessions if session.status != "failed")
+    for name, values in {"final return": result.returns, **collect_info(sound)}.items():
+        together = group_return(values)
+        if together is not None and together.seeds > 1:
+            say(f"{name} of {together.seeds} sessions: {together.sentence()}", console)
     if result.comparison is not None:
         say(f"rerun: {result.comparison}", console)
     saved = any(session.checkpoint_frames() for session in Run(result.folder).sessions)
@@ -103,6 +109,8 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
     if not any(session.final_return is not None for session in sessions):
         return
     yield MEANING
+    if any(session.info for session in sessions):
+        yield f"{INFO}...: means over the same checkpoints of numbers in info (env.info_keys)"
     if "best eval" in columns:
         yield "checkpoints: mean return of an evaluation in separate environments; best eval: the highest"
     else:

@@ -368,7 +368,7 @@ def _reached(folder: RunSession) -> dict[str, Any]:
     if not (shown := read_json(folder.progress_json)):
         return {}
     known = {name: shown.get(name) for name in ("frame", "wall", "return_mean")}
-    return {**known, "episodes": shown.get("episode"), "final_return": folder.final_return()}
+    return {**known, "episodes": shown.get("episode"), **folder.final_values()}
 
 
 def _read_result(

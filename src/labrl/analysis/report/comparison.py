@@ -99,6 +99,7 @@ def comparison_report(
         "pair_method": PAIR_METHODS,
         "aggregate_names": NAMES,
         "improvement": improvement,
+        "final_return": final_return,
         "pair_text": pair_text,
         "next_text": next_text,
         "most_in_matrix": MOST_IN_MATRIX,
@@ -279,7 +280,7 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
     styles = dict(zip(names, group_styles(names), strict=True))
     means = {}
     for measure, title in SETTING_MEASURES.items():
-        samples = [values[np.isfinite(values)] for values in (values_of(one, measure) for one in entries)]
+        samples = [values_of(one, measure) for one in entries]
         estimates = [aggregates(sample)["mean"] if len(sample) else (None,) * 3 for sample in samples]
         means[title] = np.array(estimates, dtype=np.float64)  # [groups, (value, low, high)], None as nan
     found: dict[str, list[Chart]] = {}

@@ -22,7 +22,7 @@ from labrl.analysis.measures import SLM_WINDOW
 from labrl.analysis.report.page import commit_text
 from labrl.analysis.returns import NAMES
 from labrl.analysis.series import AXES, TimeAxes
-from labrl.analysis.statistics import MEASURES, final_return, statistic_of
+from labrl.analysis.statistics import MEASURES, final_return, info_columns, statistic_of
 from labrl.run.run import Run
 from labrl.run.tables import known
 from labrl.types import INFO
@@ -87,6 +87,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "notes": {index: str(note or "") for index, note in notes.items()},
         "measures": _shown_measures(run, statistics),
         "aggregate_names": NAMES,
+        "infos": info_columns(statistics),
         "again": command_again(run),
         "changed": _changed(run),
         "origin": _origin(run, packages),
@@ -118,12 +119,13 @@ def command_again(run: Run, elsewhere: bool = False) -> str | None:
 def session_rows(statistics: Mapping[str, Any]) -> list[list[str]]:
     """Return a table of the sessions: the headings, then a row for each session. statistics: result of
     `trial_statistics`."""
-    texts, numbers = ("index", "seed", "status"), ("frames", "final_return", "best_return", "fps")
+    infos = info_columns(statistics)
+    texts, numbers = ("index", "seed", "status"), ("frames", "final_return", *infos, "best_return", "fps")
     rows = [
-        [*(str(one[name]) for name in texts), *(number(one[name]) for name in numbers)]
+        [*(str(one[name]) for name in texts), *(number(one.get(name)) for name in numbers)]
         for one in statistics["sessions"]
     ]
-    return [["session", "seed", "status", "frames", "final return", "best return", "frames/s"], *rows]
+    return [["session", *texts[1:], "frames", "final return", *infos, "best return", "frames/s"], *rows]
 
 
 class TrialCurves:
@@ -201,7 +203,7 @@ class TrialCurves:
 
 
 def _shown_measures(run: Run, statistics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the measures that the table of statistics shows, with their names.
+    """Return the measures that the tables of statistics show, with their names.
 
     SLM Lab's score is left out for a short run. It would be a mean over all rows instead of the last 100, and
     be mistaken for another final return.
@@ -209,7 +211,8 @@ def _shown_measures(run: Run, statistics: Mapping[str, Any]) -> dict[str, str]:
     counted = {entry["index"] for entry in statistics["sessions"] if entry["counted"]}
     tables = [known(one.train, "return_mean") for one in run.sessions if one.index in counted]
     short = min(map(len, tables), default=0) < SLM_WINDOW
-    return {key: name for key, name in MEASURES.items() if key != "slm_final" or not short}
+    infos = {name: name for name in info_columns(statistics)}
+    return {key: name for key, name in {**MEASURES, **infos}.items() if key != "slm_final" or not short}
 
 
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
@@ -237,6 +240,9 @@ def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
         yield "No episode has finished, so there is no return."
         return
     yield f"Final return: {final.sentence()}."
+    for name in info_columns(statistics):
+        if found := final_return(statistics, name):
+            yield f"{name}: {found.sentence()}."
     yield from _against(statistics, final.value)
     yield from _trend(statistics["curve"], run.status)
 
