@@ -62,12 +62,11 @@ def compose(planned: Composition) -> Job:
     import hydra
 
     from labrl.config.extensions import Groups
-    from labrl.config.keys import for_hydra
     from labrl.experiment.command import hydra_in_charge
     from labrl.run.signature import trusting
 
     flags, before = planned.flags, sys.argv
-    sys.argv = ["labrl", *for_hydra(_without_folder(planned.arguments))]
+    sys.argv = ["labrl", *_without_folder(planned.arguments)]
     try:
         with (
             trusting(planned.job.trust),

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import for_hydra, key_of, split_override, walk, written
+from labrl.config.keys import key_of, split_override, walk, written
 from labrl.errors import Code, InputError, LabrlError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def compose(
     prepare(config_dir, overrides)
     try:
         with hydra_initialized(config_dir):
-            return hydra.compose("config", for_hydra(overrides), return_hydra_config=with_hydra)
+            return hydra.compose("config", list(overrides), return_hydra_config=with_hydra)
     except LabrlError:
         raise
     except Exception as error:
@@ -61,7 +61,7 @@ def explain(
     with hydra_initialized(config_dir):
         if isinstance(error, OmegaConfBaseException):  # the name of the run folder lacks a value
             try:
-                to_plain(hydra.compose("config", for_hydra(overrides)))
+                to_plain(hydra.compose("config", list(overrides)))
             except LabrlError as wrong:
                 return wrong
             except Exception:  # the overrides are those of several trials

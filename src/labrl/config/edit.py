@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config import config_folder
 from labrl.config.compose import compose, explain, hydra_initialized, prepare, to_plain
-from labrl.config.keys import ABSENT, changes, for_hydra, has_kind, is_hydras, key_of
+from labrl.config.keys import ABSENT, changes, has_kind, is_hydras, key_of, without_alias
 from labrl.config.nodes import ConfigNode
 from labrl.errors import LabrlError
 
@@ -85,7 +85,7 @@ def _with_values(
     prepare(config_dir, values)
     with _stored(cfg, config_dir):
         try:
-            return hydra.compose(_NAME, overrides=for_hydra(values))
+            return hydra.compose(_NAME, overrides=without_alias(values))
         except LabrlError:
             raise
         except Exception as error:

@@ -154,8 +154,11 @@ def split_override(override: str) -> tuple[str, str]:
     return key, value
 
 
-def for_hydra(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides for Hydra, which would replace the group `start_from` by `start_from=<run>`."""
+def without_alias(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides with `start_from.run` instead of its alias `start_from`.
+
+    Hydra itself does so for those of the command line, but not for those of a trial or of a recorded run.
+    """
     return [re.sub(r"^(\+*start_from)=", r"\1.run=", one) for one in overrides]
 
 

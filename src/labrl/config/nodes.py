@@ -41,11 +41,14 @@ class ConfigNode(DictConfig):
             value = {"run": value}
         if not full_key.startswith(CONSTANT):
             value = expanded(value)
-        if isinstance(value, dict):
-            value = ConfigNode(value)
-        elif type(value) is DictConfig and OmegaConf.get_type(value) is dict:  # made by Hydra for a package
-            value = ConfigNode(value, flags=value._metadata.flags)
+        if type(value) is DictConfig and OmegaConf.get_type(value) is dict:  # made by Hydra for a package
+            value = ConfigNode(value, key=key, parent=self, flags=value._metadata.flags)
         super()._set_item_impl(key, value)
+
+    def _wrap_value_and_set(self, key: Any, val: Any, type_hint: Any) -> None:
+        if isinstance(val, dict):
+            val = ConfigNode(val, key=key, parent=self)
+        super()._wrap_value_and_set(key, val, type_hint)
 
     def _is_replaced_by(self, later: Any) -> bool:
         """Return whether the node `later` replaces this node instead of being merged into it."""

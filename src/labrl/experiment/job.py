@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import explain, prepare
-from labrl.config.keys import for_hydra, is_hydras
+from labrl.config.keys import is_hydras, without_alias
 from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
@@ -274,7 +274,7 @@ class Planner:
         config = self._recorded(task)
         if config is None:
             config = self.hydra_context.config_loader.load_sweep_config(
-                self.config, for_hydra(task.overrides)
+                self.config, without_alias(task.overrides)
             )
         try:
             with open_dict(config), read_write(config):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from labrl.analysis.formats import duration
-from labrl.config.keys import quoted
+from labrl.config.keys import quoted, without_alias
 from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
@@ -53,7 +52,11 @@ def sweep_grid(
     again = job.experiment
     job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     overrides = replaced(params, job.overrides)
-    composed = functools.partial(hydra_context.config_loader.load_sweep_config, config)
+
+    def composed(overrides: Sequence[str]) -> DictConfig:
+        composed: DictConfig = hydra_context.config_loader.load_sweep_config(config, without_alias(overrides))
+        return composed
+
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.traits.elsewhere else Machine()
     stages = requested_stages(overrides)
