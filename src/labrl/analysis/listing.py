@@ -179,7 +179,7 @@ def group_scores(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _returned(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     returns = [float(outcome["final_return"]) for outcome in outcomes]
     value, low, high, seeds = group_return(returns) or (None, None, None, 0)
-    numbers = collect_info(outcome.get("info", {}) for outcome in outcomes)
+    numbers = collect_info([outcome.get("info", {}) for outcome in outcomes])
     info = {name: found.value for name, values in numbers.items() if (found := group_return(values))}
     return {"final_return": value, "low": low, "high": high, "seeds": seeds, "info": info}
 

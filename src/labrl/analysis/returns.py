@@ -5,7 +5,7 @@ The numbers of `env.info_keys` are averaged over the same checkpoints and sessio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,12 +55,10 @@ def statistic_name(count: int) -> str:
     return {"iqm": "IQM", "mean": "mean"}[statistic_of(count)]
 
 
-def collect_info(numbers: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+def collect_info(numbers: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Return the numbers of sessions by column, `info/<name>`. numbers: the numbers of each session."""
-    found: dict[str, list[float]] = {}
-    for name, number in (pair for one in numbers for pair in one.items()):
-        found.setdefault(f"{INFO}{name}", []).append(number)
-    return found
+    names = dict.fromkeys(name for one in numbers for name in one)
+    return {f"{INFO}{name}": [one[name] for one in numbers if name in one] for name in names}
 
 
 def group_return(returns: Sequence[float]) -> GroupReturn | None:

@@ -84,7 +84,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if networks:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
         say(f"parameters: {told}", console)
-    sound = (session.info for session in result.sessions if session.status != "failed")
+    sound = [session.info for session in result.sessions if session.status != "failed"]
     for name, values in {"final return": result.returns, **collect_info(sound)}.items():
         together = group_return(values)
         if together is not None and together.seeds > 1:

@@ -172,9 +172,7 @@ class LogTraining(Callback):
         if session.agent.modules() and clock.opt_step == (self._measured[2] if self._measured else 0):
             return math.nan
         before, self._measured = self._measured, now
-        if not before or now[1] <= before[1]:
-            return math.nan
-        return (now[0] - before[0]) / (now[1] - before[1])
+        return (now[0] - before[0]) / (now[1] - before[1]) if before and now[1] > before[1] else math.nan
 
 
 def _add_columns(row: dict[str, Any], callback: Callback) -> None:
