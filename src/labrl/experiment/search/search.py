@@ -54,7 +54,10 @@ STATUS: dict[TrialState, TrialStatus] = {
 }
 
 RECORD_SECONDS = 1.0
-"""Seconds between two updates of `experiment.json`. An update takes longer the more trials there are."""
+"""Shortest time between two updates of `experiment.json`, in seconds."""
+
+RECORD_SHARE = 0.05
+"""Largest fraction of the time that the updates may take. An update takes longer the more trials there are."""
 
 
 class Search(RetryingQueue):
@@ -80,7 +83,8 @@ class Search(RetryingQueue):
         self._broken: Exception | None = None
         self._seen: dict[Path, tuple[int, int]] = {}
         """Size of the evaluation table and last frame of each session that was answered, by its folder."""
-        self._last_beat = self._last_record = time.monotonic()
+        self._last_beat = time.monotonic()
+        self._next_record = self._last_beat + RECORD_SECONDS
 
     def run(self, launcher: TrialLauncher, confirm: Confirm | None) -> tuple[int, dict[str, Any] | None]:
         """Run all trials of the study, then confirm the best.
@@ -142,7 +146,7 @@ class Search(RetryingQueue):
             for session in task.folder.glob("session_*"):
                 self._answer(task.number, session)
         now = time.monotonic()
-        if now - self._last_record > RECORD_SECONDS:
+        if now > self._next_record:
             self.record()
         if now - self._last_beat > HEARTBEAT:
             self._last_beat = now
@@ -160,8 +164,10 @@ class Search(RetryingQueue):
 
     def record(self) -> None:
         """Update `experiment.json` from the study."""
+        began = time.monotonic()
         self.experiment.set_trials(map(self._as_record, self.study.trials()))
-        self._last_record = time.monotonic()
+        now = time.monotonic()
+        self._next_record = now + max(RECORD_SECONDS, (now - began) / RECORD_SHARE)
 
     def _say_end(self, number: int) -> None:
         """Print a line about a trial that has ended. Give up if too many trials have failed."""
