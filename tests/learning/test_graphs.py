@@ -34,13 +34,14 @@ REPLAY = [
     "agent.updates_per_frame=0.25",
     f"agent.lr={SCHEDULE}",
 ]  # fmt: skip
+PONG = [*TASKS["pong"], "env.image_size=44"]
 SDE = "agent.sde={steps: 3, log_std_init: -2}"
 ENTROPY = "agent.entropy_coef={kind: linear, start: 0.01, end: 0.0, horizon: 120}"
 
 CASES: dict[str, list[str]] = {
     "ppo": ["agent=ppo", *TASKS["cartpole"], *ROLLOUTS, ENTROPY],
     "ppo-clipped-values": ["agent=ppo", *TASKS["pendulum"], *ROLLOUTS, f"agent.value_clip_range={SCHEDULE}"],
-    "ppo-images": ["agent=ppo", *TASKS["pong"], *ROLLOUTS, ENTROPY],
+    "ppo-images": ["agent=ppo", *PONG, *ROLLOUTS, ENTROPY],
     "ppo-masks": ["agent=ppo", *TASKS["taxi"], *ROLLOUTS],
     "ppo-inputs": ["agent=ppo", *TASKS["lamp"], *ROLLOUTS],
     "ppo-kl": ["agent=ppo", *TASKS["cartpole"], *ROLLOUTS, "agent.target_kl=0.1", KL],
@@ -52,13 +53,13 @@ CASES: dict[str, list[str]] = {
     "a2c": ["agent=a2c", *TASKS["cartpole"], ENTROPY, f"agent.lr={SCHEDULE}"],
     "pqn": ["agent=pqn", *TASKS["cartpole"], *ROLLOUT, "env.num_envs=4", "agent/optimizer=adam"],
     "dqn": ["agent=dqn", *TASKS["cartpole"], *REPLAY],
-    "dqn-images": ["agent=double_dqn", *TASKS["pong"], *REPLAY],
+    "dqn-images": ["agent=double_dqn", *PONG, *REPLAY],
     "c51": ["agent=c51", *TASKS["cartpole"], *REPLAY],
     "qr-dqn": ["agent=qr_dqn", *TASKS["cartpole"], *REPLAY],
     "rainbow": ["agent=rainbow", *TASKS["cartpole"], *REPLAY],
     "sac": ["agent=sac", *TASKS["pendulum"], *REPLAY],
     "sac-fixed": ["agent=sac", *TASKS["pendulum"], *REPLAY, f"agent.temperature={SCHEDULE}"],
-    "sac-discrete": ["agent=sac", *TASKS["pong"], *REPLAY],
+    "sac-discrete": ["agent=sac", *PONG, *REPLAY],
     "sac-masks": ["agent=sac", *TASKS["taxi"], *REPLAY],
     "tqc": ["agent=tqc", *TASKS["pendulum"], *REPLAY],
     "sac-sde": ["agent=sac", *TASKS["pendulum"], *REPLAY, SDE],
