@@ -57,7 +57,7 @@ RECORD_SECONDS = 1.0
 """Shortest time between two updates of `experiment.json`, in seconds."""
 
 RECORD_SHARE = 0.05
-"""Largest fraction of the time that the updates may take. An update takes longer the more trials there are."""
+"""Largest fraction of the time that updates may take. An update takes longer the more trials there are."""
 
 
 class Search(RetryingQueue):
