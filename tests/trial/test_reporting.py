@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -267,3 +268,18 @@ def test_report_of_a_read_only_run_is_written_to_out(tmp_path: Path, monkeypatch
     path = write_run(tmp_path / "a", [rising(100)])
     assert report([str(path), "--out", str(tmp_path / "mine")]) == 0
     assert (tmp_path / "mine" / "report.html").exists()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 240])
+def test_table_fits_any_terminal_with_whole_numbers(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, agent in enumerate(["ppo", "an_agent_with_a_long_name_that_is_wrapped", "dqn"]):
+        write_long_run(tmp_path / "runs" / agent, 3, 30, 20.0 + place, place, agent)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert report([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == DONE
+    rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r" \[\S+, \S+\]", line)]
+    assert len(rows) == 3, "a number or an interval is cut or wrapped"
+    assert max(map(len, rows)) <= columns
+    assert all(any(agent in line.split() for line in rows) for agent in ("ppo", "dqn"))

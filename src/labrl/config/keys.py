@@ -180,6 +180,13 @@ def unescaped(override: str) -> str:
     return override if expanded(plain) is plain else f"{key}={plain}"
 
 
+def shortened(override: str) -> str:
+    """Return `override` with its schedule in short form, for messages: `agent.lr=linear:3e-4:0:1000`."""
+    key, _, value = override.partition("=")
+    parts = short_form(dict(re.findall(r"(\w+): *([^ ,{}]+)", value))) if value.startswith("{kind") else None
+    return f"{key}={':'.join(parts)}" if parts else override
+
+
 def written(value: Any, short: bool = True) -> str:
     """Return a value in the syntax of overrides; `-` for ABSENT. short: whether to shorten schedules."""
     if value is ABSENT:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
+from labrl.config.keys import shortened
 from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
 from labrl.run.experiment import Experiment, ExperimentStatus, TrialRecord
@@ -33,10 +34,14 @@ def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
     }
 
 
+def own_texts(records: Collection[TrialRecord]) -> dict[int, str]:
+    """Return, by trial number, the overrides of each trial that are not common to all trials, as text."""
+    return {number: " ".join(map(shortened, own)) for number, own in varying(records).items()}
+
+
 def said_of(record: TrialRecord, records: Collection[TrialRecord], outcome: Outcome) -> str:
     """Return a line about a trial that has ended."""
-    overrides = " ".join(varying(records)[record.number])
-    told = f"trial {record.number} {outcome.status}: {overrides}".rstrip(": ")
+    told = f"trial {record.number} {outcome.status}: {own_texts(records)[record.number]}".rstrip(": ")
     if outcome.returns:
         told += f", final return {_return(outcome.returns)}"
     return f"{told}: {first_line(outcome.error)}" if outcome.error else told
@@ -49,7 +54,7 @@ def print_experiment(
     status: ExperimentStatus,
 ) -> None:
     """Print a table of the trials, a table of the groups, the failures, and the path of the folder."""
-    overrides = varying(records)
+    overrides = own_texts(records)
     table = Table(box=None, pad_edge=False)
     for name in ("#", "status", "final return", "overrides"):
         whole = name != "overrides"
@@ -62,11 +67,11 @@ def print_experiment(
     for record in shown[:MOST_ROWS]:
         outcome = outcomes.get(record.number)
         reached = _return(outcome.returns if outcome else ())
-        table.add_row(str(record.number), record.status, reached, " ".join(overrides[record.number]))
+        table.add_row(str(record.number), record.status, reached, overrides[record.number])
     if table.row_count:
         say("trials")
         Display.console().print(table)
-        say(MEANING)
+        say(MEANING, words=True)
     if len(records) > table.row_count:
         say(f"and {len(records) - table.row_count} more trials in experiment.json")
     _print_groups(Experiment.load(path).runs)
@@ -96,7 +101,8 @@ def _print_groups(runs: Sequence[Run]) -> None:
     if all(group["seeds"] < 2 for group in groups):
         return
     what = "the trials differ only in the seed;" if len(groups) == 1 else "groups:"
-    say(f"{what} {statistic_name(max(group['seeds'] for group in groups))} of the seeds {INTERVALS}")
+    statistic = statistic_name(max(group["seeds"] for group in groups))
+    say(f"{what} {statistic} of the seeds {INTERVALS}", words=True)
     table = Table(box=None, pad_edge=False)
     columns = ("final return", "seeds", *(["group"] if len(groups) > 1 else []))
     for name in columns:

@@ -24,7 +24,7 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
-from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of, varying
+from labrl.experiment.summary import how_to_resume_experiment, own_texts, print_experiment, said_of
 from labrl.processes.secrets import origins
 from labrl.processes.signals import Stopped, signals_raise
 from labrl.run.experiment import Experiment, ExperimentKind, ExperimentStatus, TrialRecord, discard_refused
@@ -247,14 +247,14 @@ def _tasks(
     folder: Experiment, records: Sequence[TrialRecord], left: Sequence[tuple[TrialRecord, Need]]
 ) -> list[Task]:
     """Return the tasks of the trials in `left`. records: all trials of the experiment."""
-    own = varying(records)
+    own = own_texts(records)
     return [
         Task(
             number=record.number,
             overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
             folder=folder.trial_path(record),
             need=need,
-            about=" ".join(own[record.number]),
+            about=own[record.number],
         )
         for record, need in left
     ]

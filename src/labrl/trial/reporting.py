@@ -51,6 +51,9 @@ making a report."""
 MOST_WARNINGS = 8
 """Maximum number of warnings that are printed on the terminal."""
 
+SHORTEST_NAME = 24
+"""Smallest width to which names of groups are wrapped on a narrow terminal."""
+
 _NOT_DEFAULTS = {"seed"}
 """Keys that have no default to compare with."""
 
@@ -89,7 +92,7 @@ def make_report(folder: Path, prepared: Follower | None = None, aloud: bool = Fa
     try:
         path, verdict = _in_a_process(folder, prepared)
         if aloud and verdict:
-            say(verdict)
+            say(verdict, words=True)
         return path
     except Stopped:
         raise  # Only Ctrl-C comes from a person who waits for the report.
@@ -261,9 +264,8 @@ def report_on(
             where = f" on {env['env']}" if len(envs) > 1 else ""
             keys[f"Keys in which the groups differ{where}"] = lines
     if form is None:
-        _print(rows, keys, built.warnings)
-        if built.compares_groups or "search" in built.statistics:
-            print(built.verdict)
+        of_groups = built.compares_groups or "search" in built.statistics
+        _print(rows, keys, built.warnings, built.verdict if of_groups else "")
     else:
         # A CSV file has no comments, but a column for each key.
         text = {"csv": as_csv(rows), "md": f"{as_markdown(rows)}\n{LEGEND}\n"}
@@ -277,39 +279,56 @@ def report_on(
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
 
-def _print(rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Sequence[str]) -> None:
-    """Print the table of the groups, then the tables `keys` by caption, and then warnings, on the
+def _print(
+    rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Sequence[str], verdict: str
+) -> None:
+    """Print the table of the groups, then the tables `keys` by caption, warnings and the verdict, on the
     terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from labrl.analysis.tables import LEGEND, has_intervals, readable
+    from labrl.trial.summary import say
 
     console = Console(width=None if sys.stdout.isatty() else 200)
     heads, *body = readable(rows)
-    # Headings may be wrapped, numbers may not.
-    cells = [{str(place): cell for place, cell in enumerate(line)} for line in body]
-    extra = [str(place) for place, name in enumerate(heads) if place > 3 and not name.startswith("P(")]
-    kept = widths_that_fit(cells, [*map(str, range(len(heads)))], extra[::-1], console.width)
-    table = Table(box=None, pad_edge=False)
-    for place, width in kept.items():
-        name, is_text = Text(heads[int(place)]), int(place) < 2
-        least = None if is_text else width
-        table.add_column(name, justify="left" if is_text else "right", overflow="fold", min_width=least)
-    for line in cells:
-        table.add_row(*(Text(line[place]) for place in kept))
-    console.print(table)
-    if left_out := [heads[int(place)] for place in extra if place not in kept]:
-        print(f"the terminal is too narrow for {', '.join(left_out)}, which the report shows")
+
+    def show(heads: Sequence[str], lines: Sequence[Sequence[str]], widths: Mapping[int, int]) -> None:
+        table = Table(box=None, pad_edge=False)
+        for place, name in enumerate(heads):
+            side: Any = "right" if place in widths and name not in texts else "left"
+            table.add_column(Text(name), justify=side, overflow="fold", width=widths.get(place))
+        for line in lines:
+            table.add_row(*map(Text, line))
+        console.print(table)
+
+    # On a narrow terminal, headings and the names of groups are wrapped, and columns are left out.
+    texts = ("environment", "group")
+    needed = sum(max(map(len, column)) + 2 for column in zip(heads, *body, strict=True)) - 2
+    words = heads if needed <= console.width else [max(name.split(), key=len)[:14] for name in heads]
+    places = [str(place) for place in range(len(heads))]
+    cells = [dict(zip(places, line, strict=True)) for line in [words, *body]]
+    cells = [{**line, "1": line["1"][:SHORTEST_NAME]} for line in cells]
+    extra = sorted(places[4:], key=lambda place: (heads[int(place)].startswith("P("), -int(place)))
+    one_env = ["0"] if len({line[0] for line in body}) == 1 else []
+    widths = widths_that_fit(cells, places, [*extra[:-1], *one_env, *extra[-1:]], console.width)
+    room = console.width - sum(width + 2 for place, width in widths.items() if place != "1")
+    widths["1"] = min(max(len(line[1]) for line in [heads, *body]), room)
+    kept = [*map(int, widths)]
+    lines = ([line[place] for place in kept] for line in [heads, *body])
+    show(next(lines), [*lines], dict(enumerate(widths.values())))
+    if left_out := [heads[int(place)] for place in places[4:] if place not in widths]:
+        say(f"the report also has {', '.join(left_out)}", console, words=True)
     if has_intervals(rows):
-        print(LEGEND)
-    for caption, lines in keys.items():
-        print("\n".join([f"{caption}:", *align_columns(lines, indent="  ")]))
-    for warning in warnings[:MOST_WARNINGS]:
-        print(warning)
-    if len(warnings) > MOST_WARNINGS:
-        print(f"and {len(warnings) - MOST_WARNINGS} more warnings in the report")
+        say(LEGEND, console, words=True)
+    for caption, table in keys.items():
+        say(f"{caption}:", console)
+        show(table[0], table[1:], {})
+    more = f"and {len(warnings) - MOST_WARNINGS} more warnings in the report"
+    for line in (*warnings[:MOST_WARNINGS], more if len(warnings) > MOST_WARNINGS else "", verdict):
+        if line:
+            say(line, console, words=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

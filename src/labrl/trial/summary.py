@@ -63,7 +63,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         table.add_row(*(row[name] for name in columns))
     console.print(table)
     for line in _meanings(result.sessions, columns):
-        say(line, console)
+        say(line, console, words=True)
     print_failures(result, console)
     for session in result.sessions:
         if session.stop is not None:
@@ -144,6 +144,8 @@ def how_to_report(folder: Path) -> str:
     return f"labrl-report {shlex.quote(str(folder))}"
 
 
-def say(line: str, console: Console | None = None) -> None:
-    """Print one line without wrapping or markup."""
-    (console or Display.console()).print(line, markup=False, highlight=False, soft_wrap=True)
+def say(line: str, console: Console | None = None, words: bool = False) -> None:
+    """Print one line without markup. words: whether a terminal may wrap it, which would break a path or a
+    command."""
+    console = console or Display.console()
+    console.print(line, markup=False, highlight=False, soft_wrap=not (words and console.is_terminal))
