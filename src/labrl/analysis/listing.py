@@ -193,7 +193,8 @@ def counted_outcomes(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _row(*cells: str, info: Mapping[str, float]) -> dict[str, str]:
-    return {**dict(zip(COLUMNS, cells, strict=True)), **{name: score(value) for name, value in info.items()}}
+    numbers = {name: short_number(value, 3) for name, value in info.items()}
+    return {**dict(zip(COLUMNS, cells, strict=True)), **numbers}
 
 
 def _rows(entry: Mapping[str, Any]) -> Iterator[dict[str, str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labrl.analysis.formats import score
+from labrl.analysis.formats import number, score
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.run.session import SessionResult
 from labrl.types import INFO
@@ -74,7 +74,7 @@ class TrialResult:
         lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
         for session in self.sessions:
             told = "" if session.final_return is None else f", final return {score(session.final_return, 1)}"
-            told += "".join(f", {INFO}{name} {score(value, 1)}" for name, value in session.info.items())
+            told += "".join(f", {INFO}{name} {number(value, 3)}" for name, value in session.info.items())
             lines.append(f"  session {session.index}: {session.status} at frame {session.frame:,}{told}")
         return "\n".join([*lines, f"  folder: {self.folder}"])
 

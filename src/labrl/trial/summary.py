@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from labrl.analysis.formats import score, widths_that_fit
+from labrl.analysis.formats import number, score, widths_that_fit
 from labrl.analysis.returns import MEANING, collect_info, group_return
 from labrl.run.disk import disk_use
 from labrl.run.folder import read_json
@@ -37,7 +37,7 @@ def _row(session: SessionResult, keys: Sequence[str]) -> list[str]:
         score(session.best_return),
         f"{session.wall:,.0f}" if session.wall >= 100 else f"{session.wall:,.1f}",
         f"{session.fps:,.0f}" if session.frame else "-",
-        *(score(session.info.get(name)) for name in keys),
+        *(number(session.info.get(name), 3) for name in keys),  # a rate of 0.98 is not 1.0
     ]
 
 
