@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -137,8 +136,7 @@ class PPO(PolicyAgent):
         self._value_clip: float | Tensor | None = None
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
-            alone = partial(torch.std_mean, dim=1, keepdim=True)
-            self._std_mean = alone if compute.ranks.size == 1 else compute.ranks.std_mean
+            self._std_mean = compute.ranks.std_mean
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:

@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from labrl.envs.protocol import action_dtype
-from labrl.spaces import widths
+from labrl.spaces import choices_of, widths
 
 WINDOW = 1000
 """Number of latest frames that the statistics cover, rounded up to complete vector steps."""
@@ -127,59 +127,45 @@ def action_statistics(latest: NDArray, space: gym.Space[Any]) -> dict[str, float
     """Return the shares of discrete actions, or the means and deviations of real-valued ones; nan if none.
 
     latest: the actions, as in `ActionRecord.latest`, [steps, num_envs, *action].
-    """
-    columns = _moments(latest, space) if isinstance(space, gym.spaces.Box) else _shares(latest, space)
-    return columns if len(latest) else dict.fromkeys(columns, math.nan)
-
-
-def _shares(latest: NDArray, space: gym.Space[Any]) -> dict[str, float]:
-    """Return the share of each action and the largest share.
 
     Each component of a MultiDiscrete or MultiBinary action is counted separately. The columns
     `action_share/<action>`, or `action_share/<component>/<value>` if there are several components, exist only
     if the components have at most MOST values in total. `action_top_share` is the largest share of any value
     of any component; 1 means that the policy has collapsed to a single action.
+
+    For real-valued actions, the columns are `action_mean/<component>` and `action_std/<component>`. If there
+    is only one component, or more than MOST, they are `action_mean` and `action_std`, averaged over the
+    components. `action_bound_share` is the share of components that are within NEAR of a bound, leaving out
+    components with a single possible value; 1 means that all actions are extreme.
     """
+    columns: dict[str, float] = {}
+    if isinstance(space, gym.spaces.Box):
+        # Double precision, and one order in memory, so that sums are the same after a resume.
+        rows = np.array(latest, np.float64, order="C").reshape(-1, math.prod(space.shape))
+        if not len(rows):
+            rows = np.full((1, rows.shape[1]), math.nan)
+        for name, values in (("action_mean", rows.mean(0)), ("action_std", rows.std(0))):
+            if 1 < len(values) <= MOST:
+                columns.update((f"{name}/{number}", float(value)) for number, value in enumerate(values))
+            else:
+                columns[name] = float(values.mean())
+        width = widths(space).astype(np.float64).reshape(-1)
+        near = np.where(np.isfinite(width), NEAR * width, 0)
+        at_bound = (rows <= space.low.reshape(-1) + near) | (rows >= space.high.reshape(-1) - near)
+        share = float(at_bound[:, width > 0].mean()) if width.any() else math.nan
+        return {**columns, "action_bound_share": share if len(latest) else math.nan}
     of_choices = choices(space)
-    if not of_choices:
-        return {}
     rows = latest.reshape(-1, len(of_choices))
     counted = sum(count for _, count in of_choices) <= MOST
-    columns: dict[str, float] = {}
     top = 0.0
     for number, (first, count) in enumerate(of_choices):
-        share = np.bincount(rows[:, number] - first, minlength=count) / max(len(rows), 1)
-        top = max(top, float(share.max()))
+        shares = np.bincount(rows[:, number] - first, minlength=count) / max(len(rows), 1)
+        top = max(top, float(shares.max()))
         name = "action_share" if len(of_choices) == 1 else f"action_share/{number}"
         if counted:
-            columns.update((f"{name}/{first + value}", float(share[value])) for value in range(count))
+            columns.update((f"{name}/{first + value}", float(shares[value])) for value in range(count))
     columns["action_top_share"] = top
-    return columns
-
-
-def _moments(latest: NDArray, space: gym.spaces.Box) -> dict[str, float]:
-    """Return the mean and standard deviation of actions, and the share of their components at a bound.
-
-    The columns are `action_mean/<component>` and `action_std/<component>`. If there is only one component, or
-    more than MOST, they are `action_mean` and `action_std`, averaged over the components.
-    `action_bound_share` is the share of components that are within NEAR of a bound, leaving out components
-    with a single possible value; 1 means that all actions are extreme.
-    """
-    # Double precision, and one order in memory, so that sums are the same after a resume.
-    rows = np.array(latest, np.float64, order="C").reshape(-1, math.prod(space.shape))
-    if not len(rows):
-        rows = np.full((1, rows.shape[1]), math.nan)
-    columns: dict[str, float] = {}
-    for name, values in (("action_mean", rows.mean(0)), ("action_std", rows.std(0))):
-        if 1 < len(values) <= MOST:
-            columns.update((f"{name}/{number}", float(value)) for number, value in enumerate(values))
-        else:
-            columns[name] = float(values.mean())
-    width = widths(space).astype(np.float64).reshape(-1)
-    near = np.where(np.isfinite(width), NEAR * width, 0)
-    at_bound = (rows <= space.low.reshape(-1) + near) | (rows >= space.high.reshape(-1) - near)
-    columns["action_bound_share"] = float(at_bound[:, width > 0].mean()) if width.any() else math.nan
-    return columns
+    return columns if len(latest) else dict.fromkeys(columns, math.nan)
 
 
 def choices(space: gym.Space[Any]) -> list[tuple[int, int]]:
@@ -187,12 +173,5 @@ def choices(space: gym.Space[Any]) -> list[tuple[int, int]]:
 
     Returns an empty list for real-valued actions.
     """
-    if isinstance(space, gym.spaces.Discrete):
-        return [(int(space.start), int(space.n))]
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return [
-            (int(first), int(count)) for first, count in zip(space.start.flat, space.nvec.flat, strict=True)
-        ]
-    if isinstance(space, gym.spaces.MultiBinary):
-        return [(0, 2)] * math.prod(space.shape)
-    return []
+    is_binary = isinstance(space, gym.spaces.MultiBinary)
+    return [(0, 2)] * math.prod(space.shape or ()) if is_binary else choices_of(space)

@@ -124,7 +124,15 @@ class SeparateEmulators:
 
         Returns the current observations, [num_envs, *obs], and lives, [num_envs], of all games.
         """
-        begun = {int(env): self._begin(int(env), int(seeds[env])) for env in np.flatnonzero(mask)}
+        begun = {}
+        for env in map(int, np.flatnonzero(mask)):
+            seed = int(seeds[env])
+            ready_for, game = self._prepared.get(env, (None, None))
+            if game is not None and ready_for == seed:
+                del self._prepared[env]
+            else:
+                game = self._resets.submit(self._play, self._playing[env], seed)
+            begun[env] = game
         observation, lives = self._observation.copy(), self._lives.copy()
         for env, game in begun.items():
             emulator, seen, info = game.result()
@@ -183,13 +191,6 @@ class SeparateEmulators:
         self._playing.clear()
         self._spare.clear()
         self._prepared.clear()
-
-    def _begin(self, env: int, seed: int) -> Future[Game]:
-        ready_for, game = self._prepared.get(env, (None, None))
-        if game is not None and ready_for == seed:
-            del self._prepared[env]
-            return game
-        return self._resets.submit(self._play, self._playing[env], seed)
 
     def _play(self, emulator: ale_py.AtariVectorEnv | None, seed: int) -> Game:
         emulator = self._new() if emulator is None else emulator

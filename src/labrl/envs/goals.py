@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Space
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from labrl.envs.masks import observation_of, replace_invalid
@@ -24,11 +24,6 @@ STEPS = 50
 
 TOLERANCE = 1e-3
 """Largest difference between two rewards that rounding may cause, relative to the largest reward."""
-
-
-def has_goals(space: Space[Any]) -> bool:
-    """Return whether observations contain a desired and an achieved goal."""
-    return isinstance(space, Dict) and {ACHIEVED, DESIRED} <= space.spaces.keys()
 
 
 class GoalEnv:
@@ -163,29 +158,26 @@ class GoalEnv:
 
         Raises InputError if the environment fails.
         """
-        try:
-            return self._play()
-        except Exception as error:
-            why = f"failed before the run: {described(error)}"
-            raise InputError.about(f"env.name={self._name}", why, code="environment", key="env") from error
-
-    def _play(self) -> tuple[NDArray, NDArray, NDArray[np.float64], NDArray[np.float64]]:
         goal = self._space[ACHIEVED]  # type: ignore[index]
-        env: Any = self._own()
-        env.action_space.seed(0)
         sizes, over = goal.shape or (), True
         steps = next(number for number in range(STEPS, 0, -1) if number not in sizes)
         goals = {name: np.zeros((steps, *sizes), goal.dtype) for name in (ACHIEVED, DESIRED)}
         rewards, ends = np.zeros(steps), np.zeros(steps)
-        for step in range(steps):
-            if over:
-                seen, info = env.reset(seed=step)
-            action = replace_invalid(env.action_space.sample(), env.action_space, seen, info)
-            seen, reward, terminated, truncated, info = env.step(action)
-            for name, values in goals.items():
-                values[step] = np.array(observation_of(seen)[name], goal.dtype).reshape(sizes)
-            rewards[step], ends[step] = np.asarray(reward).item(), np.asarray(terminated).item()
-            over = bool(np.any(terminated) or np.any(truncated))
+        try:
+            env: Any = self._own()
+            env.action_space.seed(0)
+            for step in range(steps):
+                if over:
+                    seen, info = env.reset(seed=step)
+                action = replace_invalid(env.action_space.sample(), env.action_space, seen, info)
+                seen, reward, terminated, truncated, info = env.step(action)
+                for name, values in goals.items():
+                    values[step] = np.array(observation_of(seen)[name], goal.dtype).reshape(sizes)
+                rewards[step], ends[step] = np.asarray(reward).item(), np.asarray(terminated).item()
+                over = bool(np.any(terminated) or np.any(truncated))
+        except Exception as error:
+            why = f"failed before the run: {described(error)}"
+            raise InputError.about(f"env.name={self._name}", why, code="environment", key="env") from error
         return goals[ACHIEVED], goals[DESIRED], rewards, ends
 
 

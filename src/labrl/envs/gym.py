@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from labrl.envs.checked import CheckedEnv
 from labrl.envs.classic import ClassicControl, task_of
-from labrl.envs.goals import GoalEnv, has_goals
-from labrl.envs.info import batched
+from labrl.envs.goals import GoalEnv
 from labrl.envs.masks import KEY, OBSERVATION, choices, without_mask
 from labrl.envs.probe import EnvProbe, known_probe, probe_of, probing
 from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
-from labrl.spaces import array_dtype, flat_space, places
+from labrl.spaces import ACHIEVED, DESIRED, array_dtype, flat_space, places
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class GymnasiumEnv(Backend):
             self.envs += [] if ready is None else [make(0, factory.limit(ready))]
             self.envs += [make(number) for number in range(len(self.envs), num_envs)]
         probe.close()
-        self._given, own_space = given, without_mask(given, self.action_space)
+        own_space = without_mask(given, self.action_space)
         self.observation_space: Space[Any] = flat_space(own_space)
         self._dtype = array_dtype(self.observation_space)
         several = isinstance(own_space, Dict | Tuple)
@@ -150,7 +149,7 @@ class GymnasiumEnv(Backend):
     @classmethod
     def make_goals(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
         """Return an object that computes rewards for other goals; None if observations contain no goals."""
-        if not has_goals(space):
+        if not (isinstance(space, Dict) and {ACHIEVED, DESIRED} <= space.spaces.keys()):
             return None
         known = known_probe(config)
         lend = {} if known is None else {"lend": known.lend}
@@ -196,7 +195,8 @@ class GymnasiumEnv(Backend):
                 valid[env] = info[KEY]
         self._observation, self.action_mask = observations, valid
         if self._uses_infos:
-            self.info = batched(self._infos)
+            names = dict.fromkeys(name for info in self._infos for name in info)
+            self.info = {name: [info.get(name) for info in self._infos] for name in names}
         return Transition(observations, rewards, ended, truncated, ended)
 
     def close(self) -> None:

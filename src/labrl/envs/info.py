@@ -124,12 +124,6 @@ def numbers_of(info: Mapping[str, Any], names: Sequence[str], over: bool) -> dic
     return found
 
 
-def batched(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the flat infos of several environments as one info, with None for missing entries."""
-    names = dict.fromkeys(name for info in infos for name in info)
-    return {name: [info.get(name) for info in infos] for name in names}
-
-
 def number_of(value: Any) -> float:
     """Return a number, flag or array of one element as a float. Raises ValueError for anything else."""
     try:

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Dict, Space
 from numpy.typing import NDArray
 
 from labrl.errors import EnvironmentFailedError, InputError
+from labrl.spaces import choices_of
 
 KEY = "action_mask"
 OBSERVATION = "observation"
@@ -28,9 +29,7 @@ class NoValidActionError(EnvironmentFailedError):
 
 def choices(space: Space[Any]) -> list[int]:
     """Return the number of values of each component of an action; empty for spaces that cannot have masks."""
-    if isinstance(space, Discrete):
-        return [int(space.n)]
-    return [int(n) for n in space.nvec.flat] if isinstance(space, MultiDiscrete) else []
+    return [count for _, count in choices_of(space)]
 
 
 def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:

@@ -32,7 +32,11 @@ class WatchedAtari(AtariEnv, Watched):
 
     def __init__(self, config: AtariConfig) -> None:
         super().__init__(config, num_envs=1, num_threads=1, evaluation=True)
-        height, width = _screen_size(config.game)
+        ale = ale_py.ALEInterface()
+        rom = roms.get_rom_path(config.game)
+        assert rom is not None, "the game was checked when its environment was made"
+        ale.loadROM(rom)
+        height, width = ale.getScreenDims()
         colors = dataclasses.replace(config, grayscale=False, frame_stack=1)
         self._colors: ale_py.AtariVectorEnv | None = vector_env(colors, 1, 1, (height, width))
         self._picture = np.zeros((height, width, 3), np.uint8)
@@ -65,7 +69,21 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     """A Gymnasium environment made with a render mode that returns images."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        drawing = _rendering_config(config)
+        # Request images, if the environment accepts a render mode, instead of a configured one.
+        make, takes_mode = config.make, _takes_render_mode(config)
+        kwargs = {name: value for name, value in config.kwargs.items() if name != "render_mode"}
+        if make is not None and isinstance(make.config, dict):
+            given = {name: value for name, value in make.config.items() if name != "render_mode"}
+            make = dataclasses.replace(make, config=given)
+        if takes_mode:
+            metadata = getattr(make.load(), "metadata", None) if make is not None else None
+            modes = metadata.get("render_modes") if isinstance(metadata, Mapping) else None
+            lists_only = isinstance(modes, list | tuple | set) and MODES[0] not in modes and MODES[1] in modes
+            kwargs["render_mode"] = MODES[1] if lists_only else MODES[0]
+        fresh = None if config.fresh_env_per_episode is None else True
+        drawing = dataclasses.replace(
+            config, make=make, kwargs=kwargs, vectorization="sync", fresh_env_per_episode=fresh
+        )
         with warnings.catch_warnings():  # labrl, and not the user, asks for a render mode that may not exist
             warnings.filterwarnings("ignore", ".*render_mode", module="gymnasium")
             # Known properties of the environments of the run also hold for this one.
@@ -73,7 +91,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
             super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
         self._factory = EnvFactory(config)
         drawn = self.envs[0].env
-        if not _takes_render_mode(config) and drawn.render_mode not in MODES:
+        if not takes_mode and drawn.render_mode not in MODES:
             self.close()
             why = "has no parameter render_mode, so it cannot be rendered"
             fix = "To get videos, add this parameter, and return an image from render() for rgb_array"
@@ -99,44 +117,31 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
                 "[height, width, channels] with 1, 3 or 4 channels"
             )
         gray = rendered.reshape(*rendered.shape[:2], colors)[:, :, :3]  # without the alpha channel
-        picture = np.broadcast_to(self._bytes(gray), (*gray.shape[:2], 3))
-        return picture.copy()  # the environment may reuse the array
+        # Floating-point values are assumed to be in [0, 1] until a larger one occurs, and then in [0, 255].
+        if gray.dtype.kind == "f":
+            gray = np.nan_to_num(gray)
+            self._bright = self._bright or bool(gray.max() > 1)
+        if gray.dtype.kind == "b" or (gray.dtype.kind == "f" and not self._bright):
+            gray = gray * 255.0
+        if gray.dtype != np.uint8:
+            gray = gray.clip(0, 255).round().astype(np.uint8)
+        return np.broadcast_to(gray, (*gray.shape[:2], 3)).copy()  # the environment may reuse the array
 
     def _no_picture(self, why: str) -> InputError:
         text = f"cannot be rendered: its render() {why}"
         return InputError.about(self._factory.named, text, code="environment", key=self._factory.key)
 
-    def _bytes(self, values: NDArray) -> NDArray[np.uint8]:
-        """Convert an image to bytes.
 
-        Floating-point values are assumed to be in [0, 1] until a larger value occurs, and then in [0, 255].
-        """
-        if values.dtype.kind == "f":
-            values = np.nan_to_num(values)
-            self._bright = self._bright or bool(values.max() > 1)
-        if values.dtype.kind == "b" or (values.dtype.kind == "f" and not self._bright):
-            values = values * 255.0
-        return values if values.dtype == np.uint8 else values.clip(0, 255).round().astype(np.uint8)
-
-
-def _without_screen() -> None:
-    """Keep the libraries that Gymnasium renders with from printing a greeting, and warnings where there is no
-    screen or sound.
-
-    A process that runs several sessions must call this for each, because each brings its environment
-    variables.
-    """
+def watched_by_labrl(backend: type[Backend], config: Any) -> Watched | None:
+    """Make an environment that can be rendered, for labrl's own backends and subclasses; None for others."""
+    # Keep the libraries that Gymnasium renders with from printing a greeting, and warnings where there is no
+    # screen or sound. Every session brings its own environment variables.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     if sys.platform.startswith("linux") and not (os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         # MuJoCo tries to open a window, which warns, before it renders without a screen.
         warnings.filterwarnings("ignore", module="glfw")
-
-
-def watched_by_labrl(backend: type[Backend], config: Any) -> Watched | None:
-    """Make an environment that can be rendered, for labrl's own backends and subclasses; None for others."""
-    _without_screen()
     if issubclass(backend, AtariEnv):
         return WatchedAtari(config)
     return WatchedGymnasium(config) if issubclass(backend, GymnasiumEnv) else None
@@ -150,23 +155,6 @@ def frames_per_second(metadata: Any) -> float:
     return 30.0
 
 
-def _rendering_config(config: GymnasiumConfig) -> GymnasiumConfig:
-    """Return the configuration with a render mode that returns images, if the environment accepts one."""
-    make = config.make
-    kwargs = {name: value for name, value in config.kwargs.items() if name != "render_mode"}
-    if make is not None and isinstance(make.config, dict):  # drop a configured render mode
-        given = {name: value for name, value in make.config.items() if name != "render_mode"}
-        make = dataclasses.replace(make, config=given)
-    if _takes_render_mode(config):
-        metadata = getattr(make.load(), "metadata", None) if make is not None else None
-        modes = metadata.get("render_modes") if isinstance(metadata, Mapping) else None
-        lists_only = isinstance(modes, list | tuple | set) and MODES[0] not in modes and MODES[1] in modes
-        kwargs["render_mode"] = MODES[1] if lists_only else MODES[0]
-    shown = dataclasses.replace(config, make=make, kwargs=kwargs)
-    fresh = None if config.fresh_env_per_episode is None else True
-    return dataclasses.replace(shown, vectorization="sync", fresh_env_per_episode=fresh)
-
-
 def _takes_render_mode(config: GymnasiumConfig) -> bool:
     """Return whether the environment accepts `render_mode`."""
     made: Any = None
@@ -178,13 +166,3 @@ def _takes_render_mode(config: GymnasiumConfig) -> bool:
         made = load_target(made.replace(":", ".")) if isinstance(made, str) else made
     accepted = accepted_settings(made)
     return accepted is None or "render_mode" in accepted
-
-
-def _screen_size(game: str) -> tuple[int, int]:
-    """Return the height and width of a game's screen in pixels."""
-    ale = ale_py.ALEInterface()
-    rom = roms.get_rom_path(game)
-    assert rom is not None, "the game was checked when its environment was made"
-    ale.loadROM(rom)
-    height, width = ale.getScreenDims()
-    return height, width

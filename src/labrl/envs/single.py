@@ -142,7 +142,14 @@ class EnvFactory:
         if not isinstance(env.metadata, Mapping):
             env.metadata = {}  # wrappers and rendering require a dictionary
         for wrapper in config.wrappers:
-            env = _wrap(env, wrapper)
+            target, setting = wrapper.load(), f"{wrapper.key}._target_={wrapper.target}"
+            for refused, (why, instead) in REPLACED.items():
+                if isinstance(target, type) and issubclass(target, refused):
+                    raise InputError.unsupported(setting, why, instead)
+            env = wrapper.build(env=env)
+            if not isinstance(env, gymnasium.Env):
+                why = f"must make a gymnasium.Env, but made a {type(env).__name__}"
+                raise InputError.about(setting, why, code="target")
         if (config.make is not None or config.wrappers) and config.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, max_episode_steps=config.max_episode_steps)
         try:
@@ -239,19 +246,6 @@ class EnvFactory:
                 _shown.add(str(warning.message))
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return env
-
-
-def _wrap(env: gymnasium.Env[Any, Any], wrapper: Component) -> gymnasium.Env[Any, Any]:
-    """Return the environment with a wrapper. Raises InputError for wrappers that are refused in runs."""
-    target, setting = wrapper.load(), f"{wrapper.key}._target_={wrapper.target}"
-    for refused, (why, instead) in REPLACED.items():
-        if isinstance(target, type) and issubclass(target, refused):
-            raise InputError.unsupported(setting, why, instead)
-    wrapped = wrapper.build(env=env)
-    if not isinstance(wrapped, gymnasium.Env):
-        why = f"must make a gymnasium.Env, but made a {type(wrapped).__name__}"
-        raise InputError.about(setting, why, code="target")
-    return wrapped
 
 
 class FallbackTimeLimit(gymnasium.wrappers.TimeLimit):

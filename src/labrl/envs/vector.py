@@ -130,7 +130,10 @@ class VectorEnv:
             if self.masked:
                 self.action_mask = step.mask = self._mask(over)
         if self.backend.prepares and self._unprepared and self._steps >= SHORT:
-            self._prepare_next()
+            # Prepare the next episode of one environment per step, which spreads the cost.
+            env = next(iter(self._unprepared))
+            del self._unprepared[env]
+            self.backend.prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
         self._observation = step.observation
         return step
 
@@ -346,16 +349,10 @@ class VectorEnv:
                 )
             )
             self._episode[env] = index + 1
-            self._episode_seed[env] = episode_seed(self.seed, self._first + env, index + 1)
+            self._episode_seed[env] = self._seed_of(env, index + 1)
             self._return[env] = 0.0
             self._unprepared[env] = None
         return finished, self._reset_backend(over)
-
-    def _prepare_next(self) -> None:
-        """Prepare one environment's next episode in the background. One episode per step spreads the cost."""
-        env = next(iter(self._unprepared))
-        del self._unprepared[env]
-        self.backend.prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
 
     def _replay(self, rows: NDArray) -> NDArray:
         """Play rows of actions, and reset each environment before the first action that is its own.

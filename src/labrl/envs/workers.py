@@ -178,16 +178,12 @@ def _serve(session: ParentConnection, make: Callable[[], CheckedEnv]) -> None:
     except ParentEndedError:
         raise
     except (Exception, SystemExit) as error:
-        session.send((None, _picklable(error), traceback.format_exc()))
+        sent: BaseException = error
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # it cannot be pickled
+            sent = RuntimeError(f"{type(error).__name__}: {error}")
+        session.send((None, sent, traceback.format_exc()))
     finally:
         if env is not None:
             env.close()
-
-
-def _picklable(error: BaseException) -> BaseException:
-    """Return the error, or one with the same text if the error cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

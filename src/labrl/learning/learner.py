@@ -146,7 +146,9 @@ class Learner(Generic[Network]):
             return self._own.forward(*inputs, **options)
         tensors = map(self.tensor, inputs)
         with torch.inference_mode():
-            return as_arrays(self.network(*tensors, **options))
+            output = self.network(*tensors, **options)
+        # A tensor, or a named tuple of tensors.
+        return as_array(output) if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
 
     def gradient(self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
@@ -172,7 +174,15 @@ class Learner(Generic[Network]):
             with self._threads:
                 statistics = self._compute(loss, minibatch)
         except RuntimeError as error:
-            raise self._explained(error) from error
+            if "not have been used in the graph" not in str(error):
+                raise
+            raise InputError(
+                f"agent: the loss of {type(self.network).__name__} differentiates with respect to weights. "
+                "Set meta.kernels=torch, because a kernel computes a network as one operation, and use the "
+                "weights of the network that the loss receives, which may be a copy",
+                code="unsupported",
+                key="meta.kernels",
+            ) from error
         if self._ranks.size > 1:
             means = [statistics] if statistics.dim() == 1 else []
             self._ranks.all_reduce_mean_(self.flat.gradient, *means)
@@ -218,21 +228,6 @@ class Learner(Generic[Network]):
         """Add the gradient of a loss to `flat.gradient`, which is zero."""
         value.backward()
 
-    def _explained(self, error: RuntimeError) -> Exception:
-        """Return the error of a loss to raise: `error`, or an InputError with an explanation.
-
-        An InputError explains that the loss differentiates with respect to weights that did not compute it.
-        """
-        if "not have been used in the graph" not in str(error):
-            return error
-        return InputError(
-            f"agent: the loss of {type(self.network).__name__} differentiates with respect to weights. Set "
-            "meta.kernels=torch, because a kernel computes a network as one operation, and use the weights "
-            "of the network that the loss receives, which may be a copy",
-            code="unsupported",
-            key="meta.kernels",
-        )
-
     def _check_weights(self) -> None:
         """Raise InputError, at the first gradient, if the network has weights that would never be learned."""
         self._checked = True
@@ -249,7 +244,10 @@ class Learner(Generic[Network]):
             )
 
     def step(self, lr: float) -> float:
-        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping.
+
+        The optimizer clips the gradient.
+        """
         return self._optimizer.step(lr)
 
     def copy_network(self) -> tuple[Network, Tensor]:
@@ -334,11 +332,6 @@ def as_tensor(array: NDArray | Tensor) -> Tensor:
     if isinstance(array, Tensor):
         return array
     return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
-
-
-def as_arrays(output: Any) -> Any:
-    """Return a network's output as arrays. output: a tensor or a named tuple of tensors."""
-    return output.cpu().numpy() if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
 
 
 def as_array(output: Tensor | None) -> NDArray | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,15 @@ from labrl.errors import LostProcessError, first_line
 
 class RankLostError(LostProcessError):
     """Another process of the session has ended, or the network connection is lost."""
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Context manager: raise the errors of torch's communication as RankLostError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(first_line(error)) from error
 
 
 @dataclass(frozen=True)
@@ -45,10 +55,8 @@ class Ranks:
         if self.alone:
             return
         message = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        try:
+        with _talking():
             dist.all_reduce(message)
-        except RuntimeError as error:
-            raise RankLostError(first_line(error)) from error
         message.div_(self.size)
         for tensor, mean in zip(tensors, message.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))
@@ -72,10 +80,8 @@ class Ranks:
         if self.alone:
             return list(numbers)
         told = torch.tensor(numbers)
-        try:
+        with _talking():
             dist.all_reduce(told, dist.ReduceOp.MAX)
-        except RuntimeError as error:
-            raise RankLostError(first_line(error)) from error
         return told.tolist()
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -83,19 +89,15 @@ class Ranks:
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.size
-        try:
+        with _talking():
             dist.all_gather_object(values, value)
-        except RuntimeError as error:
-            raise RankLostError(first_line(error)) from error
         return values
 
     def gather_to_rank0(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in rank order, on rank 0; an empty list on the other ranks."""
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        try:
+        with _talking():
             dist.gather_object(value, values)
-        except RuntimeError as error:
-            raise RankLostError(first_line(error)) from error
         return values or []
 
     def scatter_from_rank0(self, values: Sequence[Any] | None) -> Any:
@@ -104,10 +106,8 @@ class Ranks:
         values: on rank 0, the values in rank order; None on the other ranks.
         """
         received: list[Any] = [None]
-        try:
+        with _talking():
             dist.scatter_object_list(received, list(values) if values is not None else None)
-        except RuntimeError as error:
-            raise RankLostError(first_line(error)) from error
         return received[0]
 
 

@@ -158,7 +158,16 @@ class SlicedLearner(Learner[Network]):
             return statistics * weight if statistics.dim() == 1 and weight != 1 else statistics
 
         parts = self._map(work, size) if sliced else [work(0, slice(0, size))]
-        self._sum_gradients(len(parts))
+        # Add the gradients of the workers to the flat gradient, in order.
+        for each, parameters in zip(self._copies[: len(parts)], self._parameters, strict=False):
+            if each is self.network or self._altered:
+                continue
+            # A loss may also use the weights of the network itself, whose gradients are there already.
+            for place, parameter in zip(self._places, parameters, strict=True):
+                if parameter.grad is not None:
+                    place.add_(parameter.grad)
+        for vector in self._vectors[: len(parts) - 1]:
+            self.flat.gradient.add_(vector.grad)  # type: ignore[arg-type]  # made with the copy
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, dim=1) if parts[0].dim() == 2 else torch.stack(parts).sum(0)
@@ -202,18 +211,6 @@ class SlicedLearner(Learner[Network]):
         finally:
             wait(others)  # even after an error, because the others would add to the next gradient
         return [first, *(other.result() for other in others)]
-
-    def _sum_gradients(self, count: int) -> None:
-        """Add the gradients of the first `count` workers to the flat gradient, in order."""
-        for each, parameters in zip(self._copies[:count], self._parameters, strict=False):
-            if each is self.network or self._altered:
-                continue
-            # A loss may also use the weights of the network itself, whose gradients are there already.
-            for place, parameter in zip(self._places, parameters, strict=True):
-                if parameter.grad is not None:
-                    place.add_(parameter.grad)
-        for vector in self._vectors[: count - 1]:
-            self.flat.gradient.add_(vector.grad)  # type: ignore[arg-type]  # made with the copy
 
 
 def _joined(parts: Sequence[Any]) -> Any:

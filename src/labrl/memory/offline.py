@@ -200,12 +200,18 @@ class OfflineData:
             generator=generator,
             num_masked=wanted.num_masked,
         )
-        self._checksum = 0
-        for chunk in _first(chunks, total):
+        self._checksum, left = 0, total
+        for chunk in chunks:
+            if left < len(chunk.reward):
+                chunk = chunk.part(slice(left))
+                chunk.cut[-1:] = True
+            left -= len(chunk.reward)
             chunk.check()
             for array in (chunk.action, chunk.reward, chunk.next_observation):
                 self._checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), self._checksum)
             self._memory.extend(chunk)
+            if left == 0:
+                break
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -274,15 +280,3 @@ class OfflineData:
                 "Restore them, or start a new run",
                 code="changed-past",
             )
-
-
-def _first(chunks: Iterable[Chunk], left: int) -> Iterable[Chunk]:
-    """Yield the first `left` transitions of the chunks; the last chunk may be cut."""
-    for chunk in chunks:
-        if left < len(chunk.reward):
-            chunk = chunk.part(slice(left))
-            chunk.cut[-1:] = True
-        yield chunk
-        left -= len(chunk.reward)
-        if left == 0:
-            return

@@ -148,7 +148,14 @@ class Workspace:
             raise self._no_room(needed, free, capacity, in_files=True)
         try:
             for path, layout in layouts.items():
-                _make_file(path, layout)
+                with path.open("wb") as file:
+                    descr = np.lib.format.dtype_to_descr(layout.dtype)
+                    header = {"descr": descr, "fortran_order": False, "shape": layout.shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    size = file.tell() + layout.num_bytes
+                    file.truncate(size)  # to zeros
+                    if sys.platform == "linux" and not layout.grows:  # other systems may lack this function
+                        os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             for path in layouts:
                 path.unlink(missing_ok=True)
@@ -223,18 +230,6 @@ def _cgroup_memory() -> tuple[int | None, int]:
         return None, 0
     # The system frees cached pages of files when it needs memory.
     return limit, used - int(statistics.get("inactive_file", 0))
-
-
-def _make_file(path: Path, layout: Layout) -> None:
-    """Allocate a `.npy` file of zeros."""
-    descr = np.lib.format.dtype_to_descr(layout.dtype)
-    with path.open("wb") as file:
-        header = {"descr": descr, "fortran_order": False, "shape": layout.shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        size = file.tell() + layout.num_bytes
-        file.truncate(size)
-        if sys.platform == "linux" and not layout.grows:  # other systems may lack this function
-            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _open_file(path: Path, wanted: Layout) -> NDArray:

@@ -159,13 +159,11 @@ class Critics(nn.Module):
         if self.perceptrons is not None:
             values = self.perceptrons(observation if self.joint else self.numbers(observation), first)
         else:
-            parts = list(zip(self.torsos, self.heads, strict=True))[: 1 if first else None]
-            values = torch.stack([self._values(torso, head, observation, action) for torso, head in parts])
+            of_critics = []
+            for torso, head in list(zip(self.torsos, self.heads, strict=True))[: 1 if first else None]:
+                features = torso(observation)
+                if self.continuous and not self.joint:
+                    features = torch.cat([features, action.to(features.dtype)], dim=1)
+                of_critics.append(head(features))
+            values = torch.stack(of_critics)
         return values.squeeze(2) if self.scalar else values
-
-    def _values(self, torso: nn.Module, head: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
-        """Return the values of one critic. [batch, outputs]"""
-        features = torso(observation)
-        if self.continuous and not self.joint:
-            features = torch.cat([features, action.to(features.dtype)], dim=1)
-        return head(features)

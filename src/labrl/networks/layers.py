@@ -327,10 +327,10 @@ def vector_space(space: gym.Space[Any]) -> gym.Space[Any]:
 
 
 class ConcatInputs:
-    """Converts several inputs without images to one vector, in which discrete values are one-hot."""
+    """Converts several inputs without images to one vector, by a `FlattenInputs` for each input."""
 
     def __init__(self, space: gym.spaces.Dict) -> None:
-        self._parts = [(name, choices_of(inner), range_of(inner)) for name, inner in space.spaces.items()]
+        self._parts = {name: FlattenInputs(inner) for name, inner in space.spaces.items()}
         size = sum(gym.spaces.flatdim(inner) for inner in space.spaces.values())
         self.space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         """Space of the vector."""
@@ -340,25 +340,14 @@ class ConcatInputs:
 
         [batch] -> [batch, size]
         """
-        columns = [_numbers(observation[name], choices, bounds) for name, choices, bounds in self._parts]
-        return library_of(columns[0]).concatenate([cast(column, np.float32) for column in columns], 1)
-
-
-def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Array:
-    """Convert the values of an input to vectors. [batch, *input] -> [batch, size]
-
-    bounds: result of `range_of` for the input's space.
-    """
-    if isinstance(bounds, tuple):
-        low, width = map(library_of(values).asarray, bounds)
-        values, bounds = (values - low) / width, 1
-    rows = values.reshape(values.shape[0], -1)
-    if choices:
-        library = library_of(rows)
-        columns = [rows[:, i, None] == library.arange(a, a + n) for i, (a, n) in enumerate(choices)]
-        return library.concatenate(columns, 1)
-    unit: Any = np.float32(1 / bounds)  # a Python number would multiply bytes in double precision
-    return rows if bounds == 1 else cast(rows, np.float32) * unit
+        exported = isinstance(observation, dict)
+        columns = []
+        for name, flatten in self._parts.items():
+            values = observation[name]
+            # A field of a structured array is copied, because a tensor cannot view it.
+            columns.append(flatten(values if exported else torch.from_numpy(np.array(values, order="C"))))
+        joined = torch.cat(columns, dim=1)
+        return joined if exported else joined.numpy()
 
 
 def add_weighted(sum_: Tensor, term: Tensor, weight: float | Tensor, sign: int = 1) -> Tensor:

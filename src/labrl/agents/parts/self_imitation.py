@@ -136,7 +136,19 @@ class SelfImitation:
             at = slice(row, row + 1)
             now = [observation[at], action[at], None if mask is None else mask[at], returns[at], over[at]]
             if self._held is not None:
-                self._add(self._held, following=now[0])
+                # A transition that terminates, with the return as its reward. The replay buffer expects the
+                # next stored step to begin with the next observation.
+                before, taken, valid, discounted_return, ended = self._held
+                outcome = Step(
+                    observation=now[0],
+                    next_observation=before if ended[0] else now[0],
+                    reward=discounted_return,
+                    terminated=np.ones(1, np.bool_),
+                    truncated=np.zeros(1, np.bool_),
+                    episode_over=ended,
+                    next_mask=valid,
+                )
+                self._memory.add(before, taken, outcome, valid)
             self._held = now
         episodes.clear()
 
@@ -195,20 +207,3 @@ class SelfImitation:
     def close(self) -> None:
         """Close the replay buffer."""
         self._memory.close()
-
-    def _add(self, held: list[Any], following: NDArray) -> None:
-        """Store a step as a transition that terminates, with its return as the reward.
-
-        following: observation of the next stored step, with which the replay buffer expects it to begin.
-        """
-        observation, action, mask, discounted_return, over = held
-        step = Step(
-            observation=following,
-            next_observation=observation if over[0] else following,
-            reward=discounted_return,
-            terminated=np.ones(1, np.bool_),
-            truncated=np.zeros(1, np.bool_),
-            episode_over=over,
-            next_mask=mask,
-        )
-        self._memory.add(observation, action, step, mask)

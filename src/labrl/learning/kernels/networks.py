@@ -304,17 +304,16 @@ def _layers(place: Place, *modules: nn.Module) -> Iterator[Layer]:
             raise UnknownNetworkError("it has a linear layer without a bias")
         norm, activation = None, None
         if parts and type(parts[0]) is nn.LayerNorm:
-            norm = _norm(place, parts.pop(0))
+            layer: Any = parts.pop(0)
+            if len(layer.normalized_shape) != 1 or layer.weight is None or layer.bias is None:
+                raise UnknownNetworkError(
+                    "it has a layer normalization without gain and shift, or over several axes"
+                )
+            norm = _weight(place, layer.weight), _weight(place, layer.bias), layer.eps
         if parts and type(parts[0]) in ACTIVATIONS:
             activation = parts.pop(0)
         weight, bias = _weight(place, linear.weight), _weight(place, linear.bias)
         yield Layer(weight.view(Tensor.t), bias.view(lambda b: b.unsqueeze(0)), norm, activation)
-
-
-def _norm(place: Place, norm: Any) -> tuple[Weight, Weight, float]:
-    if len(norm.normalized_shape) != 1 or norm.weight is None or norm.bias is None:
-        raise UnknownNetworkError("it has a layer normalization without gain and shift, or over several axes")
-    return _weight(place, norm.weight), _weight(place, norm.bias), norm.eps
 
 
 def _weight(place: Place, parameter: Tensor) -> Weight:

@@ -112,7 +112,17 @@ class KernelNetwork(Generic[Network]):
         try:
             buffers = free.pop()
         except IndexError:
-            buffers = self._begin(*key)
+            # Make buffers for a new kind of calls, and forget those of the oldest kind if there are too many.
+            while len(self._free) > MAX_SIZES:
+                self._free.popitem(last=False)
+            rows, learn, to_actions, *options = key
+            gradient, places = None, {}
+            if learn:
+                gradient = torch.zeros(aligned_size(self._learned))
+                places = dict(zip(map(id, self._learned), views(self._learned, gradient), strict=True))
+            named = {**dict(options), **({"to_actions": True} if to_actions else {})}
+            passes = passes_of(self.network, lambda weight: places.get(id(weight)), rows, **named)
+            buffers = _Buffers(passes, passes.backward() if learn or to_actions else [], gradient)
         passes = buffers.passes
         if passes.numbers is not None:
             observation = passes.numbers(torch.as_tensor(observation)).numpy()
@@ -124,18 +134,6 @@ class KernelNetwork(Generic[Network]):
         for operation in passes.forward:
             operation()
         return buffers, free, list(map(np.array, passes.outputs))
-
-    def _begin(self, rows: int, learn: bool, to_actions: bool, *options: tuple[str, bool]) -> _Buffers:
-        """Make buffers for a new kind of calls. Forget the oldest kind's buffers if there are too many."""
-        while len(self._free) > MAX_SIZES:
-            self._free.popitem(last=False)
-        gradient, places = None, {}
-        if learn:
-            gradient = torch.zeros(aligned_size(self._learned))
-            places = dict(zip(map(id, self._learned), views(self._learned, gradient), strict=True))
-        named = {**dict(options), **({"to_actions": True} if to_actions else {})}
-        passes = passes_of(self.network, lambda weight: places.get(id(weight)), rows, **named)
-        return _Buffers(passes, passes.backward() if learn or to_actions else [], gradient)
 
 
 @dataclass
