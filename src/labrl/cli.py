@@ -130,7 +130,7 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wait", type=float, default=3600.0, help=wait)
 
     def command(args: Namespace) -> int:
-        from labrl.dashboards.mirror import send
+        from labrl.dashboards.sender import send
         from labrl.trial.find import find_run
 
         changes = {key: value for key, value in vars(args).items() if key != "folders" and value is not None}
@@ -235,7 +235,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         for flag in (flag for flag in foreign if vars(args)[flag]):
             raise InputError.usage(f"--{flag}", why, "Leave it out" if args.card else "Add --card <folder>")
         if args.card:
-            from labrl.trial.sharing import write_card
+            from labrl.trial.card import write_card
 
             folder = args.card.expanduser()
             page = write_card(args.run, folder, args.session, args.checkpoint, args.license or "other")

@@ -11,7 +11,7 @@ from options import options
 
 from labrl.config.compose import compose, resolve
 from labrl.dashboards.login import choose_mode, has_login
-from labrl.dashboards.mirror import shown_on_wandb
+from labrl.dashboards.sender import shown_on_wandb
 from labrl.errors import InputError
 from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
@@ -121,7 +121,7 @@ def test_online_without_a_login_is_refused() -> None:
 def test_looking_for_a_login_does_not_import_wandb_or_torch() -> None:
     import subprocess
 
-    code = "import sys, labrl.dashboards.mirror; sys.exit('wandb' in sys.modules or 'torch' in sys.modules)"
+    code = "import sys, labrl.dashboards.sender; sys.exit('wandb' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

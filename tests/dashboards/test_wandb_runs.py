@@ -16,7 +16,7 @@ from refusals import refused
 from wandb_cases import API_KEY, Server, by_frame, logs, read_log, tables
 
 from labrl.cli import main, send_to_wandb
-from labrl.dashboards.mirror import send
+from labrl.dashboards.sender import send
 from labrl.errors import WRONG_INPUT
 from labrl.run.run import Run
 
@@ -98,7 +98,7 @@ def test_run_without_a_network_finishes_and_keeps_its_log(
 def test_sending_is_stopped_when_the_wait_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("labrl.dashboards.mirror.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("labrl.dashboards.sender.GRACE_SECONDS", 0.0)
     overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=offline", "wandb.wait=0"]
     assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     assert str(tmp_path / "run" / "wandb.log") in capfd.readouterr().out

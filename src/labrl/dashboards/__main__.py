@@ -1,6 +1,6 @@
 """`python -m labrl.dashboards`: send sessions to Weights & Biases while other processes train them.
 
-`labrl.dashboards.mirror` starts this process and writes to its standard input: first a line of JSON with what
+`labrl.dashboards.sender` starts this process and writes to its standard input: first a line of JSON with what
 to send, then a line `end` when the trial is over. The process exits at once if its parent has ended.
 """
 

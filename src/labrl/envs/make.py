@@ -1,4 +1,8 @@
-"""Build a vector environment from its configuration."""
+"""Build a vector environment from its configuration.
+
+A new environment needs no code here: a YAML file in `configs/env` names its backend, a class derived from
+`Backend` in `protocol.py`.
+"""
 
 from __future__ import annotations
 

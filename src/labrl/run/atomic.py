@@ -1,4 +1,7 @@
-"""Write files so that no reader sees a partial file, and no crash leaves one."""
+"""Write files so that no reader sees a partial file, and no crash leaves one.
+
+A checkpoint is a folder, which `CheckpointStore.write` makes appear as a whole.
+"""
 
 from __future__ import annotations
 

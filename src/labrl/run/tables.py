@@ -1,4 +1,7 @@
-"""Tables of metrics as CSV files, with one header line and one line for each row."""
+"""Tables of metrics as CSV files, with one header line and one line for each row.
+
+The callbacks `LogTraining` and `Evaluate` of a session define the columns.
+"""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ from labrl.run.checkpoint import loading
 from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
 from labrl.seeding import session_seed
-from labrl.session.beginning import read_beginning
 from labrl.session.devices import available_cpus, threads_per_session
 from labrl.session.session import Session
+from labrl.session.start_from import read_beginning
 from labrl.session.torchrun import Group, Launch, leading
 
 _log = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ from labrl.processes.startup import collect_as_usual
 from labrl.run import session_log
 from labrl.run.session import RunSession
 from labrl.seeding import Streams, session_seed
-from labrl.session.beginning import load_learned
 from labrl.session.callbacks.build import build_callbacks
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.checkpoint import Checkpoint
@@ -35,6 +34,7 @@ from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Played
 from labrl.session.interruption import Interruption
 from labrl.session.sources import make_source
+from labrl.session.start_from import load_learned
 from labrl.session.team import Alone, Hogwild, RankTeam
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode, Step
@@ -108,6 +108,7 @@ class Session:
             )
             if start is not None:
                 load_learned(self.agent, self.transforms, start)
+            # `agent.act`, unless another process acts ahead of the learner.
             self.act = source.connect(self.agent, self.transforms, self.clock)
             self.team = Alone(self) if ranks.alone else RankTeam(self, ranks)
             if meta.distributed:

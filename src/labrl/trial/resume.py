@@ -1,7 +1,8 @@
 """`labrl +resume` continues a run in its folder.
 
 `go_back` returns the earlier run that a request names, to be resumed, repeated (`rerun.py`) or forked
-(`fork.py`).
+(`fork.py`). `Resume.plan` decides which sessions continue; each loads its newest complete checkpoint when it
+starts (`restored_session` in `labrl.session.run`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.acting import ActingCopy
-from labrl.session.beginning import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
+from labrl.session.start_from import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
 from labrl.trial.loading import LoadedPolicy, load
 from labrl.trial.summary import say

@@ -17,7 +17,7 @@ from labrl.component import Component
 from labrl.config.compose import check_no_search, resolve
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
-from labrl.dashboards.mirror import shown_on_wandb
+from labrl.dashboards.sender import shown_on_wandb
 from labrl.envs.make import backend_class, describe, gives_masks, goals_of
 from labrl.envs.probe import close_spares
 from labrl.errors import (

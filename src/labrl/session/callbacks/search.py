@@ -1,10 +1,12 @@
-"""Wait after each evaluation for the answer of the search, which may stop the session."""
+"""Wait after each evaluation for the answer of the search, which may stop the session.
+
+The pruner of the search (`labrl.experiment.search.pruners`) decides in the process of the search.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,10 +83,3 @@ class ReportToSearch(Callback):
         except (OSError, ValueError):
             return None
         return bool(told["stop"]) if told["frame"] >= frame else None
-
-
-def search_callbacks() -> list[Callback]:
-    """Return a `ReportToSearch` if this process belongs to a trial of a search, and an empty list
-    otherwise."""
-    home = os.environ.get(SEARCH)
-    return [ReportToSearch(home)] if home else []

@@ -1,4 +1,5 @@
-"""Initialize an agent with the weights of another run: compare them by name and shape, then load them."""
+"""Initialize an agent with the weights of another run (`start_from`): compare them by name and shape, then
+load them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Start and end the process that sends a run to Weights & Biases."""
+"""Start and end the process that sends a run to Weights & Biases.
+
+`wandb_session.py` turns the rows of the run folder into steps of W&B.
+"""
 
 from __future__ import annotations
 
