@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import start_module
 from exact_cases import differences
 
 from labrl.cli import main
@@ -31,16 +32,13 @@ print(code, [name for name in sys.modules if name.partition(".")[0] == "hydra"])
 """
 
 
-def run_sessions(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True)
-
-
 def test_session_runs_from_its_folder_alone_without_hydra(tmp_path: Path) -> None:
     plain, again = tmp_path / "plain", tmp_path / "again"
     assert main([*QUICK, f"hydra.run.dir={plain}"]) == 0
     shutil.copytree(plain, again)
     shutil.rmtree(again / "session_0")
-    done = run_sessions(str(again), "0")
+    program = [sys.executable, "-c", PROGRAM, str(again), "0"]
+    done = subprocess.run(program, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
     assert differences(plain, again) == []
 
@@ -56,8 +54,9 @@ def test_sessions_run_one_after_another_and_the_largest_exit_code_counts(tmp_pat
     facts = json.loads(config.read_text())
     facts["config"]["agent"]["horizon"] = "many"
     (broken / "provenance.json").write_text(json.dumps(facts))
-    done = run_sessions(str(run), "1", str(broken), "0", str(run), "0")
-    assert done.stdout.splitlines()[-1].startswith("2 "), done.stderr
+    command = start_module("labrl.session", str(run), "1", str(broken), "0", str(run), "0")
+    output, _ = command.communicate()
+    assert command.returncode == 2, output
     assert [json.loads((run / f"session_{n}/result.json").read_text())["status"] for n in (0, 1)] == [
         "finished",
         "finished",
@@ -65,9 +64,10 @@ def test_sessions_run_one_after_another_and_the_largest_exit_code_counts(tmp_pat
     assert "agent.horizon" in json.loads((broken / "session_0/result.json").read_text())["error"]
 
 
-@pytest.mark.parametrize("value", ["inf", "{0: 1.5, 1: nan}"])
-def test_session_gets_values_that_json_does_not_have(value: str, tmp_path: Path) -> None:
-    (tmp_path / "limits.py").write_text(
+def test_session_gets_values_that_json_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("own_limits.py").write_text(
         "from labrl.session.callbacks import Callback\n"
         "class Limit(Callback):\n"
         "    def __init__(self, limit):\n"
@@ -75,11 +75,10 @@ def test_session_gets_values_that_json_does_not_have(value: str, tmp_path: Path)
         "    def finish(self, session):\n"
         "        (session.folder.path / 'limit').write_text(repr(self.limit))\n"
     )
-    own = f"+callbacks.limit={{_target_: limits.Limit, limit: {value}}}"
-    command = [sys.executable, "-m", "labrl", *QUICK, own, "hydra.run.dir=run", "meta.report=false"]
-    subprocess.run([*command, "meta.videos=false"], cwd=tmp_path, check=True, capture_output=True)
-    written = (tmp_path / "run" / "session_0" / "limit").read_text()
-    assert written == value
+    value = "[inf, {0: 1.5, 1: nan}]"
+    own = f"+callbacks.limit={{_target_: own_limits.Limit, limit: {value}}}"
+    assert main([*QUICK, own, "hydra.run.dir=run"]) == 0
+    assert Path("run/session_0/limit").read_text() == value
 
 
 @pytest.mark.parametrize("by_resume", [True, False])
@@ -91,7 +90,7 @@ def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path,
     if by_resume:
         assert main([f"+resume={planned}"]) == 0
     else:
-        assert run_sessions(str(planned), "0").stdout.splitlines()[-1] == "0 []"
+        assert start_module("labrl.session", str(planned), "0", output=False).wait() == 0
     assert differences(plain, planned) == []
 
 
