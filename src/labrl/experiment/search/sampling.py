@@ -43,7 +43,7 @@ class NumberedSampler(BaseSampler):
         self._node, self._space = node, space
         self._seed = seed if node.get("seed") is None else int(node["seed"])
         self.name = str(node["_target_"]).rpartition(".")[2].removeprefix("create_")
-        self._sampler = self._made(self._seed)
+        self._sampler = self._made(self._seed, check=True)
 
     @property
     def is_grid(self) -> bool:
@@ -83,11 +83,13 @@ class NumberedSampler(BaseSampler):
         if not self.is_grid:
             self._sampler.after_trial(study, trial, state, values)
 
-    def _made(self, seed: int) -> BaseSampler:
+    def _made(self, seed: int, check: bool = False) -> BaseSampler:
+        """Create a sampler. check: whether to check the types of its settings, which takes several
+        milliseconds."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
-                if self._node["_target_"] == TPESamplerConfig._target_:
+                if check and self._node["_target_"] == TPESamplerConfig._target_:
                     # labrl's option replaces this one, whose types Hydra would check.
                     OmegaConf.merge(OmegaConf.structured(TPESamplerConfig), dict(self._node))
                 made = instantiate({**self._node, "seed": seed}, _execution_whitelist_=TARGETS)
