@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from labrl.config.schema import TrialConfig
@@ -14,7 +15,7 @@ from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.profile import Profile
 from labrl.session.callbacks.progress import Progress
 from labrl.session.callbacks.record import RecordEpisodes
-from labrl.session.callbacks.search import search_callbacks
+from labrl.session.callbacks.search import SEARCH, ReportToSearch
 from labrl.session.callbacks.stop import StopEarly
 from labrl.session.callbacks.tensorboard import TensorBoard
 from labrl.session.evaluation import Quota
@@ -44,7 +45,8 @@ def build_callbacks(
         if not isinstance(callback, Callback):
             raise no_callback(name, component, type(callback))
         listeners.append(callback)
-    listeners += search_callbacks()
+    if search := os.environ.get(SEARCH):  # the session belongs to a trial of a search
+        listeners.append(ReportToSearch(search))
     norms = None if meta.log == "scalars" else Norms()
     log = LogTraining(config.log_frames, listeners, norms, config.early_rows and num_ranks == 1)
     quota = Quota(meta.rigorous_eval or 0, meta.eval_episodes, meta.eval_greedy, meta.eval_epsilon)
