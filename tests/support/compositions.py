@@ -1,12 +1,10 @@
 """Compositions, which take Hydra a sixth of a second each, remembered by all processes of one test run.
 
-Values (`agent.lr=1e-3`) are set in copies. Folders of users, whose files may change, are always read. Each
-process also remembers labrl's own files and parsed interpolations, for choices that are new.
+Values (`agent.lr=1e-3`) are set in copies. Folders of users, whose files may change, are always read.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import pickle
@@ -14,13 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import omegaconf
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import grammar_parser
 from shared_folder import FOLDER
 
 from labrl.config import config_folder
-from labrl.config.extensions import FileSource, Groups
 
 FIXED = ("pkg", "structured")
 """Schemes of sources that are part of a package. The packages that tests search are labrl's and Hydra's."""
@@ -30,7 +25,6 @@ VALUE = re.compile(r"(?!hydra\.).+\..+|seed|hydra\.(run\.dir|sweep\.dir|sweep\.s
 
 def remember() -> None:
     """Let Hydra compose each choice of groups only once."""
-    _remember_files()
     compose, folder = ConfigLoaderImpl._load_configuration, Path(os.environ[FOLDER])
 
     def remembered(loader: Any, config_name: str, overrides: list[str], run_mode: Any, **options: Any) -> Any:
@@ -56,20 +50,3 @@ def remember() -> None:
         return cfg
 
     ConfigLoaderImpl._load_configuration = remembered  # type: ignore[method-assign]
-
-
-def _remember_files() -> None:
-    """Let each of labrl's own files be read, and each interpolation be parsed, once; copies are cheaper."""
-    for module in (omegaconf.base, omegaconf._utils):
-        module.parse = functools.cache(grammar_parser.parse)  # type: ignore[attr-defined]
-    load = FileSource.load_config
-    known: dict[str, bytes] = {}
-
-    def load_once(source: FileSource, config_path: str) -> Any:
-        if [*Groups.folders] != [Path(source.path)]:
-            return load(source, config_path)
-        if config_path not in known:
-            known[config_path] = pickle.dumps(load(source, config_path))
-        return pickle.loads(known[config_path])
-
-    FileSource.load_config = load_once  # type: ignore[method-assign]

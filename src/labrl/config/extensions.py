@@ -5,10 +5,12 @@ from __future__ import annotations
 import builtins
 import math
 import os
+import pickle
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +30,7 @@ from labrl.config.presets import (
     SCHEME,
     generated,
     is_labrls,
+    read,
     read_with_package,
     section,
     sections,
@@ -95,18 +98,15 @@ class FileSource(ConfigSource):
         file = self._file(config_path)
         group, _, name = config_path.rpartition("/")
         try:
-            if (content := self._made(config_path)) is not None:
-                package = "_global_" if group == "preset" else None
+            if (made := self._made(config_path)) is not None:
+                config, package = ConfigNode(made), "_global_" if group == "preset" else None
             elif not file.is_file():
                 raise ConfigLoadError(f"no such file: {file}")
             else:
-                content, package = read_with_package(file)
                 if not file.is_relative_to(config_folder()):
-                    if not isinstance(content, dict) and (content is not None or group in ("agent", "env")):
-                        raise ValueError("the file contains no keys. Write `name: value`")
-                    if isinstance(content, dict) and name in (content.get("defaults") or ()):
-                        raise ValueError("the defaults list contains the file itself")
-            config = ConfigNode(content or {})
+                    _check_own(read(file), group, name)
+                # Hydra changes the nodes that it is given.
+                config, package = pickle.loads(_nodes(file, file.stat().st_mtime_ns))
             return ConfigResult(self.provider, self.full_path(), config, {"package": package})
         except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
             raise wrong_file(file, error) from error  # includes the line number
@@ -136,6 +136,24 @@ class FileSource(ConfigSource):
         if group == "preset" and (found := section(folder, name)):
             return found[2]
         return generated(config_path) if folder == config_folder() else None
+
+
+def _check_own(content: Any, group: str, name: str) -> None:
+    """Raise ValueError if a user's file `<group>/<name>.yaml` has no keys or extends itself."""
+    if not isinstance(content, dict) and (content is not None or group in ("agent", "env")):
+        raise ValueError("the file contains no keys. Write `name: value`")
+    if isinstance(content, dict) and name in (content.get("defaults") or ()):
+        raise ValueError("the defaults list contains the file itself")
+
+
+@cache
+def _nodes(file: Path, changed: int) -> bytes:
+    """Return the pickled nodes and package of a YAML file, which the trials of an experiment share.
+
+    changed: time of the file's last change.
+    """
+    content, package = read_with_package(file)
+    return pickle.dumps((ConfigNode(content or {}), package))
 
 
 # --- resolvers: `${labrl.<name>:...}` in YAML files ---

@@ -285,7 +285,8 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
-    if not elsewhere and (meant := misspelled(leaf, beside)):
+    in_part = near_by and nearest(leaf, beside)
+    if not elsewhere and not in_part and (meant := misspelled(leaf, beside)):
         found = unknown_key(key.removesuffix(leaf) + meant, value, keys)
         return InputError(found.message.replace(str(found.key), key, 1), code=found.code, key=key)
     near = elsewhere or [beside[name] for name in nearest(leaf, beside, 3)]
