@@ -78,10 +78,20 @@ class WandbSession:
         """Create or continue the W&B run. Raises the errors of W&B."""
         self._record()  # so that the id survives a kill from now on
         if self.tracker == "trackio":
-            self._wandb = self._init_trackio()
+            import trackio
+
+            # Trackio finds a run by its name, and ends the one that its context has before it starts another.
+            names = self._names()
+            names["name"] += f"_{self._id}"
+            self._wandb = contextvars.Context().run(trackio.init, **names, resume="allow", embed=False)
             self._sent = self._wandb._next_step - 1  # not public, but exact even after a kill
         else:
-            self._forget_unsent()
+            # Remove logs that never left this machine, because their rows are written again.
+            for log in (self.folder.path / "wandb").glob(f"*run-*-{self._id}"):
+                offline = log.name.startswith("offline-")
+                if self._logs.get(log.name, -1) < 0 or (offline and not list(log.glob("*.synced"))):
+                    shutil.rmtree(log, ignore_errors=True)
+                    self._logs.pop(log.name, None)
             self._wandb = self._init()
             self._sent = max(self._logs.values(), default=-1)
             if self.mode == "online":
@@ -217,14 +227,6 @@ class WandbSession:
 
         return time_of
 
-    def _forget_unsent(self) -> None:
-        """Remove logs that never left this machine, because their rows are written again."""
-        for log in (self.folder.path / "wandb").glob(f"*run-*-{self._id}"):
-            offline = log.name.startswith("offline-")
-            if self._logs.get(log.name, -1) < 0 or (offline and not list(log.glob("*.synced"))):
-                shutil.rmtree(log, ignore_errors=True)
-                self._logs.pop(log.name, None)
-
     def _init(self) -> Any:
         import wandb
 
@@ -253,29 +255,15 @@ class WandbSession:
             ),
         )
 
-    def _init_trackio(self) -> Any:
-        import trackio
-
-        # Trackio finds a run by its name, and ends the one that its context has before it starts another.
-        names = self._names()
-        names["name"] += f"_{self._id}"
-        return contextvars.Context().run(trackio.init, **names, resume="allow", embed=False)
-
     def _names(self) -> dict[str, Any]:
-        """Return the project, name, group and configuration of the W&B run."""
+        """Return the project, name, group and configuration of the W&B run.
+
+        The configuration is that of the trial, with the index of the session and the provenance.
+        """
         several = self._config["meta"]["max_session"] > 1
         name = self._options["name"] or self._run_folder.path.name
         experiment = self._run_folder.experiment
         group = [experiment.name] if experiment else []
-        return {
-            "project": self._options["project"],
-            "name": f"{name}_{self.folder.index}" if several else name,
-            "group": self._options["group"] or "/".join([*group, self._run_folder.path.name]),
-            "config": self._recorded(experiment),
-        }
-
-    def _recorded(self, experiment: Path | None) -> dict[str, Any]:
-        """Return the trial's configuration, the index of the session, and the provenance."""
         facts = self._run_folder.read_provenance()
         versions = facts.get("packages", {})
         recorded = {
@@ -289,7 +277,12 @@ class WandbSession:
                 "resumes": len(self._run_folder.read_info().get("resumes", [])),
             },
         }
-        return redact(recorded)
+        return {
+            "project": self._options["project"],
+            "name": f"{name}_{self.folder.index}" if several else name,
+            "group": self._options["group"] or "/".join([*group, self._run_folder.path.name]),
+            "config": redact(recorded),
+        }
 
     def _add(self, name: str, kind: str, folder: Path, pattern: str, **facts: Any) -> None:
         if files := sorted(folder.glob(pattern)):

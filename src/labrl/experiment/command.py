@@ -133,7 +133,14 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
         flags = _parsed(arguments)
         request = request_of(flags.overrides, flags.multirun)
         if request is not None and request.kind == "enjoy":
-            return _enjoy(request)
+            from labrl.trial.showing import enjoy_request
+
+            asked_for = enjoy_request(request)
+            # Imported late: a wrong request must not wait for PyTorch.
+            from labrl.trial.enjoy import enjoy
+
+            with signals_raise():
+                return enjoy(asked_for)
         if request is not None and not flags.multirun:
             return _go_back(request, flags, typed, full_error)
         if flags.cfg and flags.package and not flags.multirun and _shows_null(flags):
@@ -237,11 +244,25 @@ def _begin(arguments: list[str], typed: Typed, request: Request | None, full_err
     any."""
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
     from labrl.experiment.job import Job
+    from labrl.trial.fork import Fork
+    from labrl.trial.resume import go_back
 
-    flags, again = _parsed(arguments), None
+    flags = _parsed(arguments)
+    again: Fork | ExperimentAgain | None = None
     if request is not None:
-        again = _earlier(request, flags)
-        arguments = _continuing(again, arguments, flags)
+        # The experiment that is resumed, or the run that the trials of a new experiment fork from.
+        if request.kind == "resume":
+            again = ExperimentAgain.of(request)
+        else:
+            again = cast("Fork", go_back(request, flags.config_dir))
+        for flag in (one for one in again.overrides if one.startswith("-")):
+            why = "it is among the recorded overrides, but is not an override"
+            raise InputError.about(flag, why, code="damaged")
+        # Its overrides and its folder of groups precede those of the command.
+        hydras = [one for one in flags.overrides if is_hydras(one)] if isinstance(again, Fork) else []
+        arguments = [one for one in arguments if one not in flags.overrides] + again.overrides + hydras
+        if again.config_dir and not flags.config_dir:
+            arguments = ["--config-dir", again.config_dir, *arguments]
         flags = _parsed(arguments)
     prepare(flags.config_dir, flags.overrides, flags.multirun)
     own = [override for override in flags.overrides if not is_hydras(override)]
@@ -252,32 +273,6 @@ def _begin(arguments: list[str], typed: Typed, request: Request | None, full_err
             alone = for_trials_alone(flags.overrides, known)
         arguments = [one for one in arguments if one not in alone]
     return Composition(job, arguments, flags)
-
-
-def _earlier(request: Request, flags: Namespace) -> Fork | ExperimentAgain:
-    """Return the experiment that is resumed, or the run that the trials of a new experiment fork from."""
-    from labrl.experiment.again import ExperimentAgain
-    from labrl.trial.resume import go_back
-
-    if request.kind == "resume":
-        return ExperimentAgain.of(request)
-    return cast("Fork", go_back(request, flags.config_dir))
-
-
-def _continuing(again: Fork | ExperimentAgain, arguments: Sequence[str], flags: Namespace) -> list[str]:
-    """Return the arguments, completed with the overrides of an earlier run and its folder of groups.
-
-    flags: the parsed arguments; their overrides are replaced.
-    """
-    from labrl.trial.fork import Fork
-
-    for flag in (one for one in again.overrides if one.startswith("-")):
-        raise InputError.about(
-            flag, "it is among the recorded overrides, but is not an override", code="damaged"
-        )
-    hydras = [one for one in flags.overrides if is_hydras(one)] if isinstance(again, Fork) else []
-    found = [one for one in arguments if one not in flags.overrides] + again.overrides + hydras
-    return ["--config-dir", again.config_dir, *found] if again.config_dir and not flags.config_dir else found
 
 
 def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool) -> int:
@@ -303,21 +298,10 @@ def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool)
     job = Job(again.config_dir, full_error, typed, [], back=again)
     again.set_variables()
     plain = again.edited  # raises errors in keys before Hydra makes a folder
+    # Hydra makes the folder, starts logging, and calls the job, which plans `again` and trains the run.
     with hydra_in_charge(again.hydras, again.config_dir):
         run_recorded(job, plain, again.node, again.hydras, again.config_dir)
     return job.exit_code
-
-
-def _enjoy(request: Request) -> int:
-    """Let the policy of a run play. Return the exit code."""
-    from labrl.trial.showing import enjoy_request
-
-    asked = enjoy_request(request)
-    # Imported late: a wrong request must not wait for PyTorch.
-    from labrl.trial.enjoy import enjoy
-
-    with signals_raise():
-        return enjoy(asked)
 
 
 def _complete(flags: Namespace) -> bool:

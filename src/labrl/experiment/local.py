@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labrl.experiment.launcher import TrialLauncher, check_count
@@ -75,8 +75,17 @@ class WorkersLauncher(TrialLauncher):
         """Have a worker train the trial on free cores and GPUs."""
         share = self._machine.take(task.need)
         assert share is not None, "has_room must return True first"
-        job = self._jobs[task.number] = _Job(self._worker(share.environment), share)
-        job.worker.run(planned.order)
+        # An idle process with this environment, or a new one.
+        self._idle = [worker for worker in self._idle if worker.alive]
+        worker = next((one for one in self._idle if one.environment == share.environment), None)
+        if worker is not None:
+            self._idle.remove(worker)
+        else:
+            if self._idle:  # PyTorch has initialized its GPUs, so it cannot use others.
+                self._idle.pop().close()
+            worker = Worker(share.environment, self.work)
+        self._jobs[task.number] = _Job(worker, share)
+        worker.run(planned.order)
 
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
         """Return the trials that have ended, as soon as one has ended or after `seconds`."""
@@ -107,14 +116,3 @@ class WorkersLauncher(TrialLauncher):
         """Ask each trial to save and continue."""
         for job in self._jobs.values():
             job.worker.signal(SAVE)
-
-    def _worker(self, environment: Mapping[str, str]) -> Worker:
-        """Return an idle process with this environment, or a new one."""
-        self._idle = [worker for worker in self._idle if worker.alive]
-        for worker in self._idle:
-            if worker.environment == environment:
-                self._idle.remove(worker)
-                return worker
-        if self._idle:  # PyTorch has initialized its GPUs, so it cannot use others.
-            self._idle.pop().close()
-        return Worker(environment, self.work)

@@ -72,10 +72,13 @@ class Machine:
 
     def take(self, need: Need) -> Share | None:
         """Assign and return slots for `need`, or return None if not enough are free."""
-        gpus = self._gpus(need.gpus)
-        if need.cores > self._free_cores or gpus is None:
-            return None
+        # The least busy GPUs that have room for the need.
         part = 0.0 if need.gpus is None else min(need.gpus, 1.0)
+        count = 1 if need.gpus is None else math.ceil(need.gpus)
+        by_load = sorted(self._free, key=lambda gpu: (-self._free[gpu], self._trials[gpu]))
+        gpus = tuple([gpu for gpu in by_load if self._free[gpu] >= part - 1e-9][:count])
+        if need.cores > self._free_cores or (need.gpus is not None and len(gpus) < count):
+            return None
         share = Share(need.cores, gpus if self._free else None, part)
         self._free_cores -= share.cores
         for gpu in gpus:
@@ -89,17 +92,6 @@ class Machine:
         for gpu in share.gpus or ():
             self._free[gpu] += share.part
             self._trials[gpu] -= 1
-
-    def _gpus(self, wanted: float | None) -> tuple[str, ...] | None:
-        """Return the least busy GPUs that have room for a need of `wanted` GPUs; None if there is not enough
-        room."""
-        part = 0.0 if wanted is None else min(wanted, 1.0)
-        count = 1 if wanted is None else math.ceil(wanted)
-        by_load = sorted(self._free, key=lambda gpu: (-self._free[gpu], self._trials[gpu]))
-        free = [gpu for gpu in by_load if self._free[gpu] >= part - 1e-9]
-        if wanted is None:
-            return tuple(free[:1])
-        return tuple(free[:count]) if len(free) >= count else None
 
 
 def _number(value: Any) -> float | None:

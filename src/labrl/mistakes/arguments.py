@@ -60,8 +60,10 @@ def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> No
                 key, "the group cannot be removed", f"{key[1:]}=none", code="missing", key=key[1:]
             )
         if key == "hydra.verbose" and value.lower() not in ("true", "false"):
-            names = (several[1] if several else value).split(",")
-            if any(not _is_package(name.strip(" '\"").partition(".")[0]) for name in names):
+            names = [
+                name.strip(" '\"").partition(".")[0] for name in (several[1] if several else value).split(",")
+            ]
+            if not all(name.isidentifier() and importlib.util.find_spec(name) for name in names):
                 allowed = "be true, false, or the names of loggers, such as hydra or [labrl,optuna]"
                 raise InputError.value(key, value, allowed)
         if key == "hydra.searchpath":
@@ -78,10 +80,6 @@ def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> No
             each = f"labrl -m {key}={several[1].replace(' ', '')} for an experiment with each"
             fix = f"Write {key}=<option>, or {each}"
             raise InputError.about(override, "it takes one option, not a list", fix, code="usage", key=group)
-
-
-def _is_package(name: str) -> bool:
-    return name.isidentifier() and importlib.util.find_spec(name) is not None
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

@@ -156,10 +156,15 @@ class CheckpointStore:
 
     def declare_best(self, frame: int) -> None:
         """Make the existing checkpoint of `frame` the best one. Raises OSError if there is no such
-        checkpoint."""
+        checkpoint, or if its manifest cannot be read."""
         self._make_ready()
-        _mark_best(self._at(frame))
-        self._publish_best(self._at(frame))
+        path = self._at(frame)
+        try:
+            manifest = _read_manifest(path)
+        except ValueError as error:
+            raise OSError(f"{path}: {error}") from error
+        write_atomic(path / MANIFEST, _as_json({**manifest, "best": True}))
+        self._publish_best(path)
 
     def latest(self) -> Checkpoint | None:
         """Load the newest complete checkpoint; None if there is none. Broken checkpoints are skipped with a
@@ -196,7 +201,21 @@ class CheckpointStore:
         read.
         """
         with _damages(path):
-            return _read(path)
+            manifest = _checked_manifest(path)
+            import torch  # imported late, as in `_write`
+
+            from labrl.run.tree import unpack
+
+            with open(path / STATE, "rb") as file:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            if checksum != manifest["files"][STATE]["sha256"]:
+                raise ValueError(f"{STATE} does not have the checksum that was written")
+            try:
+                # Mapped, so that each array is copied only once, to the part of the session that keeps it.
+                state = unpack(torch.load(path / STATE, map_location="cpu", mmap=True, weights_only=True))
+            except Exception as error:  # torch raises many types on foreign files
+                raise ValueError(f"{STATE} contains more than plain data and tensors: {error}") from error
+            return Checkpoint(path, int(manifest["frame"]), state, checksum)
 
     def frames(self) -> list[int]:
         """Return the frames at which there is a checkpoint, complete or not, newest first."""
@@ -393,16 +412,6 @@ def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> Non
     sync_file(folder)
 
 
-def _mark_best(path: Path) -> None:
-    """Record in the manifest that the checkpoint is the best one. Raises OSError if the manifest cannot be
-    read."""
-    try:
-        manifest = _read_manifest(path)
-    except ValueError as error:
-        raise OSError(f"{path}: {error}") from error
-    write_atomic(path / MANIFEST, _as_json({**manifest, "best": True}))
-
-
 def _as_json(manifest: dict[str, Any]) -> bytes:
     """Encode a manifest as JSON, including its checksum."""
     manifest["checksum"] = _checksum(manifest)
@@ -464,21 +473,3 @@ def _checked_manifest(path: Path) -> dict[str, Any]:
     if size != expected:
         raise ValueError(f"{STATE} has {size} bytes, {expected} were written")
     return manifest
-
-
-def _read(path: Path) -> Checkpoint:
-    import torch  # imported late, as in `_write`
-
-    from labrl.run.tree import unpack
-
-    manifest = _checked_manifest(path)
-    with open(path / STATE, "rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    if checksum != manifest["files"][STATE]["sha256"]:
-        raise ValueError(f"{STATE} does not have the checksum that was written")
-    try:
-        # Mapped, so that each array is copied only once, to the part of the session that keeps it.
-        state = unpack(torch.load(path / STATE, map_location="cpu", mmap=True, weights_only=True))
-    except Exception as error:  # torch raises many types on foreign files
-        raise ValueError(f"{STATE} contains more than plain data and tensors: {error}") from error
-    return Checkpoint(path, int(manifest["frame"]), state, checksum)

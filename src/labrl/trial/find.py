@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -252,18 +252,13 @@ def _lost(path: Path, what: str, marker: str, known: Sequence[Path]) -> InputErr
     what: "run" or "experiment"; marker: name of the file that the folder lacks; known: the existing folders.
     """
     why = f"it is not the folder of a labrl {what}, because it contains no {marker}"
-    fix = _near(path, known).strip() or f"By default, folders are in {RUNS}/; latest names the newest one"
+    # Suggest the folder with the most similar path or name; the names of trials are only numbers.
+    places = {_within_runs(folder): os.path.relpath(folder) for folder in known}
+    by_name = {name: folder for name, folder in places.items() if os.sep not in name}
+    near = [places[name] for name in nearest(_within_runs(path), places)]
+    near = near or [by_name[name] for name in nearest(path.name, by_name)]
+    fix = suggested(near).strip() or f"By default, folders are in {RUNS}/; latest names the newest one"
     return InputError.not_found(path, why if path.exists() else "it does not exist", fix)
-
-
-def _near(path: Path, folders: Iterable[Path]) -> str:
-    """Return ` Did you mean <folder>?` for the folder with the most similar path or name, or ''."""
-    known = {_within_runs(folder): os.path.relpath(folder) for folder in folders}
-    by_name = {
-        name: folder for name, folder in known.items() if os.sep not in name
-    }  # the names of trials are only numbers
-    matches = [known[name] for name in nearest(_within_runs(path), known)]
-    return suggested(matches or [by_name[name] for name in nearest(path.name, by_name)])
 
 
 def _within_runs(folder: Path) -> str:

@@ -349,7 +349,17 @@ class Mp4:
 
         with _refusals():
             if self._stream is None:
-                self._begin(*picture.shape[:2])
+                height, width = picture.shape[:2]
+                zoom = min(round(VIDEO_SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width))
+                self._zoom = max(1, zoom)
+                encoder = "libx264" if "libx264" in av.codecs_available else "h264"
+                options = {"crf": "23", "preset": "veryfast"} if encoder == "libx264" else {}
+                stream = self._stream = self._container.add_stream(encoder, rate=self._rate, options=options)
+                stream.height = (height * self._zoom + 1) // 2 * 2
+                stream.width = (width * self._zoom + 1) // 2 * 2
+                stream.pix_fmt = "yuv420p"
+                # Two threads on one core (hyper-threads) take longer than one.
+                stream.codec_context.thread_count = max((os.cpu_count() or 1) // 2, 1)
             picture = picture.repeat(self._zoom, 0).repeat(self._zoom, 1) if self._zoom > 1 else picture
             # Colors are stored for blocks of two by two pixels, so both sides must be even.
             odd = picture.shape[0] % 2, picture.shape[1] % 2
@@ -366,21 +376,6 @@ class Mp4:
             raise ValueError("a video needs at least one picture")
         with _refusals():
             self._container.mux(self._stream.encode(None))
-
-    def _begin(self, height: int, width: int) -> None:
-        import av
-
-        self._zoom = max(
-            1, min(round(VIDEO_SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width))
-        )
-        encoder = "libx264" if "libx264" in av.codecs_available else "h264"
-        options = {"crf": "23", "preset": "veryfast"} if encoder == "libx264" else {}
-        stream = self._stream = self._container.add_stream(encoder, rate=self._rate, options=options)
-        stream.height = (height * self._zoom + 1) // 2 * 2
-        stream.width = (width * self._zoom + 1) // 2 * 2
-        stream.pix_fmt = "yuv420p"
-        # Two threads on one core (hyper-threads) take longer than one.
-        stream.codec_context.thread_count = max((os.cpu_count() or 1) // 2, 1)
 
 
 @contextmanager

@@ -35,8 +35,9 @@ class StudyStorage:
 
         Raises InputError with the reason if the storage cannot be opened.
         """
-        self.url = url or f"sqlite:///{_in_url(folder / STUDY_FILE)}"
-        self.is_shared = url is not None
+        # SQLAlchemy decodes percent signs and ends the path at a question mark, and Optuna replaces braces.
+        path = re.sub(r"[%?{}]", lambda found: quote(found[0], safe=""), str(folder / STUDY_FILE))
+        self.url = url or f"sqlite:///{path}"
         kind, separator, rest = self.url.partition("://")
         self._kind = kind.partition("+")[0]
         if not separator or self._kind not in ("sqlite", "journal", "postgresql", "mysql"):
@@ -119,14 +120,6 @@ def _file_lock(path: Path) -> Any:
     them for 30 seconds.
     """
     return FileLock(path, poll_interval=0.002, fallback_to_soft=False, preserve_lock_file=True)
-
-
-def _in_url(path: Path) -> str:
-    """Return a path in the form that the URL of an SQLite file needs.
-
-    SQLAlchemy decodes percent signs and ends the path at a question mark, and Optuna replaces braces.
-    """
-    return re.sub(r"[%?{}]", lambda found: quote(found[0], safe=""), str(path))
 
 
 def silence() -> None:

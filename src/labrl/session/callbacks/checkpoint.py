@@ -138,7 +138,13 @@ class Checkpoint(Callback):
         self._settle()
         crashed = sys.exception() is not self._handled
         if crashed and self._save_crash:
-            self._store_crash(session)
+            folder = session.folder.crash
+            try:
+                path = CheckpointStore(folder, keep_last=1).save(session.clock.frame, session.state_dict())
+            except Exception as error:  # the original error may also make the state unavailable
+                _log.warning("the state at the time of the crash could not be saved to %s: %s", folder, error)
+            else:
+                _log.warning("the state at the crash is in %s", path)
         if not crashed:
             self.save(session)
             self._settle()
@@ -243,15 +249,6 @@ class Checkpoint(Callback):
                 "continue from that checkpoint with labrl +resume",
                 key=str(files),
             )
-
-    def _store_crash(self, session: SessionView) -> None:
-        folder, frame = session.folder.crash, session.clock.frame
-        try:
-            path = CheckpointStore(folder, keep_last=1).save(frame, session.state_dict())
-        except Exception as error:  # the original error may also make the state unavailable
-            _log.warning("the state at the time of the crash could not be saved to %s: %s", folder, error)
-        else:
-            _log.warning("the state at the crash is in %s", path)
 
     def _declare_earlier(self, session: SessionView, evaluated: Evaluated) -> None:
         """Mark an earlier checkpoint as best, after an asynchronous evaluation."""

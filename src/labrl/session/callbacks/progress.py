@@ -52,7 +52,8 @@ class Progress(Callback):
         if table != "train":
             return
         self._rows += 1
-        finite = {name: value for name, value in row.items() if _is_finite(value)}
+        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         if "return_mean" in finite:
             self._returns.append(float(finite["return_mean"]))
         losses = [name for name in finite if _LOSSES.fullmatch(name)]
@@ -214,7 +215,3 @@ class LogLines:
         for line in whole.decode(errors="replace").splitlines():
             if found := self._pattern.fullmatch(line):
                 yield found[1]
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
