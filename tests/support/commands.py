@@ -33,8 +33,6 @@ from forked import keep_server
 
 TESTS = Path(__file__).parents[1]
 
-TESTS = Path(__file__).parents[1]
-
 MODULES = (
     "labrl.cli",
     "labrl.experiment.job",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import logging
 import re
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import MODULES
 from compositions import remember
 from forked import keep_server
 from surroundings import remember_surroundings
@@ -18,6 +20,8 @@ from labrl.trial import playback, reporting
 
 remember()
 remember_surroundings()
+for module in MODULES:  # before the fork: otherwise each process of the server would import PyTorch
+    importlib.import_module(module)
 keep_server()
 
 SELDOM = (20_000, 10, 20)
