@@ -9,7 +9,6 @@ from typing import Any
 from labrl.analysis.formats import number, score
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.run.session import SessionResult
-from labrl.types import INFO
 
 
 @dataclass(kw_only=True, repr=False)
@@ -70,6 +69,8 @@ class TrialResult:
         return trial_cell(self.folder, repr(self).splitlines()[0])
 
     def __repr__(self) -> str:
+        from labrl.types import INFO  # late, because an error message must not wait for Pydantic
+
         status = {DONE: "finished", FAILED: "failed"}.get(self.exit_code, "interrupted")
         lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
         for session in self.sessions:
