@@ -73,7 +73,7 @@ def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStat
         (["env.max_frame=128", "env=acrobot"], ["env.id=CartPole-v1", "Acrobot-v1"]),
         (["env.max_frame=128", "meta.episode_window=5"], ["meta.episode_window=100"]),
         (["env.max_frame=128", "meta.precision=bf16"], ["meta.precision=auto", "+force=true"]),
-        (["env.max_frame=512", "agent=ppo"], ["agent.epochs"]),
+        (["env.max_frame=512", "agent=ppo"], ["agents.random.", "agents.ppo.PPO", "start_from.run="]),
         (["env.max_frame=128", "hydra.run.dir=two"], ["hydra.run.dir"]),
         (["env.max_frame=128", "agent.lrr=1"], ["agent.lrr"]),
         (["env.max_frame=64,128"], ["env.max_frame=64,128"]),
@@ -185,6 +185,7 @@ def learned(learned_once: Path) -> Path:
         ["agent.network.torso.mlp.hidden=[32,32,32]"],
         ["agent/memory=prioritized"],
         ["agent/value=quantile"],
+        ["agent=a2c"],
     ],
 )
 def test_force_is_refused_when_the_state_does_not_fit(

@@ -127,8 +127,8 @@ class Resume(Again):
             reached = frames_reached(run)
             plain, contradicting = self.continued(plain, reached)
             if contradicting and not self.force:
-                keys = [one.key for one in contradicting]
-                if reached and "agent._target_" not in keys and any(".network." in key for key in keys):
+                decisive = (one.key == "agent._target_" or ".network." in one.key for one in contradicting)
+                if reached and any(decisive):
                     self.check_fits(resolve(plain), run.session(min(reached)), contradicting)
                 raise refusal(contradicting, f"+resume={run.path}", self.in_file)
             changed = run.changes(plain)
