@@ -29,7 +29,7 @@ from labrl.errors import FAILED
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
 from labrl.session.callbacks.callback import Callback, SessionView
-from labrl.trial.past import overrides_of
+from labrl.trial.again import overrides_of
 
 PPO = small("ppo", "cartpole")
 TENSORBOARD = "meta.tensorboard=true"

@@ -27,9 +27,9 @@ from labrl.experiment.machine import Machine, Need
 from labrl.experiment.stages import check_groups
 from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
+from labrl.trial.again import Again, row_of, ways_out
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.fork import Fork
-from labrl.trial.past import Again, row_of, ways_out
 from labrl.trial.resume import Resume, check_budget, frames_reached
 from labrl.trial.summary import say
 

@@ -36,9 +36,9 @@ from labrl.run.session_log import print_without_modules
 from labrl.run.signature import present_trust, trusting
 from labrl.session.callbacks.display import SHOWN_ABOVE
 from labrl.session.callbacks.search import SEARCH
+from labrl.trial.again import Again
 from labrl.trial.composed import Composed
 from labrl.trial.fork import Fork
-from labrl.trial.past import Again
 from labrl.trial.resume import FinishedError, Resume
 from labrl.trial.start import plan_new, run_again, run_new
 

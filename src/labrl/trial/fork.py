@@ -22,8 +22,8 @@ from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
+from labrl.trial.again import Again, check_past, overrides_of, say_differences
 from labrl.trial.composed import Composed
-from labrl.trial.past import Again, check_past, overrides_of, say_differences
 from labrl.trial.request import Request, frame_of
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
+from labrl.trial.again import check_past, completed, edited_config
 from labrl.trial.find import Verb, find_run
-from labrl.trial.past import check_past, completed, edited_config
 from labrl.trial.request import frame_of
 
 AT_ONCE = 16

@@ -9,7 +9,7 @@ from labrl.config.keys import contradictions
 from labrl.errors import FAILED, InputError
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.trial.past import Again, edited_config, refusal
+from labrl.trial.again import Again, edited_config, refusal
 from labrl.trial.result import TrialResult
 
 if TYPE_CHECKING:

@@ -23,11 +23,7 @@ from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.callbacks.stop import Stop
 from labrl.session.torchrun import check_resume
-from labrl.trial.coefficients import hold_changes, refuse_idle
-from labrl.trial.composed import Composed
-from labrl.trial.find import find_run
-from labrl.trial.fork import Fork
-from labrl.trial.past import (
+from labrl.trial.again import (
     Again,
     check_past,
     completed,
@@ -37,6 +33,10 @@ from labrl.trial.past import (
     refusal,
     say_differences,
 )
+from labrl.trial.coefficients import hold_changes, refuse_idle
+from labrl.trial.composed import Composed
+from labrl.trial.find import find_run
+from labrl.trial.fork import Fork
 from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
 

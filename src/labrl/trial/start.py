@@ -17,8 +17,8 @@ from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.run.signature import Trust, trusting
 from labrl.session.worker import start_server
+from labrl.trial.again import Again
 from labrl.trial.composed import Composed
-from labrl.trial.past import Again
 from labrl.trial.resume import FinishedError, Resume
 
 if TYPE_CHECKING:
