@@ -78,7 +78,7 @@ def test_result_has_every_trial_with_its_values(grid: labrl.SweepResult) -> None
             trial["env.max_episode_steps"],
         )
         assert (trial["status"], trial["frames"]) == ("finished", 256)
-        assert trial["final_return"] == pytest.approx(run.sessions[0].final_return())
+        assert trial["final_return"] == pytest.approx(run.sessions[0].final_values()["final_return"])
 
 
 def test_result_has_the_statistics_of_the_report(grid: labrl.SweepResult, tmp_path: Path) -> None:
