@@ -123,6 +123,15 @@ def test_one_seed_has_no_interval_and_few_seeds_get_a_warning(tmp_path: Path) ->
     assert any("3" in text for text in three["warnings"]), "no warning names the number of seeds"
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_single_checkpoint_whose_return_is_also_the_average_gets_a_warning(rows: int, tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", [rising(10, rows=rows)]))
+    found = trial_statistics(run)
+    measures = found["measures"]
+    same = measures["final_return"]["mean"] == measures["area_under_curve"]["mean"]
+    assert same == (rows == 1) == any("meta.eval_frequency=" in warning for warning in found["warnings"])
+
+
 def test_rows_without_a_return_are_skipped(tmp_path: Path) -> None:
     nan = float("nan")
     rows = rows_of([100, 200, 300], [nan, 4.0, nan])
