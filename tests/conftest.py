@@ -48,15 +48,13 @@ def pytest_unconfigure() -> None:
 
 
 LONGEST = (
-    *("test_start", "test_restoring", "test_export", "test_experiment", "test_docs", "test_fork"),
-    *("test_search_processes", "test_wandb_runs", "test_search_input", "test_start_from"),
-    *("test_replay_command", "test_wandb", "test_known_optimum", "test_reduced_precision"),
-    *("test_config_compose", "test_reporting", "test_report_browser", "test_trial_processes"),
-    *("test_dqn_session", "test_enjoy", "test_place", "test_replay_actor_critic", "test_env_atari"),
-    *("test_report", "test_clusters", "test_session", "test_steady_output", "test_plots"),
-    *("test_closer_look", "test_masks", "test_script", "test_dqn_chain", "test_policy_kernels"),
-    *("test_replay", "test_search_run", "test_packaging", "test_load", "test_resume", "test_config_errors"),
-    *("test_env_classic", "test_standard_error"),
+    *("test_docs", "test_config_compose", "test_fork", "test_experiment", "test_graphs"),
+    *("test_known_optimum", "test_standard_error", "test_restoring", "test_export", "test_clusters"),
+    *("test_resume_refusals", "test_start_from", "test_mujoco", "test_search_input"),
+    *("test_wrong_command_lines", "test_diagnosis", "test_packaging", "test_info", "test_resume"),
+    *("test_secrets", "test_start", "test_subclasses", "test_masks", "test_clean", "test_reporting", "test_env_gymnasium"),
+    *("test_search_processes", "test_stages", "test_wandb_runs", "test_shared_weights", "test_replay_command"),
+    *("test_script", "test_env_atari", "test_trial_processes", "test_dqn", "test_search_run", "test_wandb"),
 )
 """The slowest files. They run first, so that no test process is still busy with one after all others."""
 
