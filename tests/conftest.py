@@ -52,9 +52,10 @@ LONGEST = (
     *("test_known_optimum", "test_standard_error", "test_restoring", "test_export", "test_clusters"),
     *("test_resume_refusals", "test_start_from", "test_mujoco", "test_search_input"),
     *("test_wrong_command_lines", "test_diagnosis", "test_packaging", "test_info", "test_resume"),
-    *("test_secrets", "test_start", "test_subclasses", "test_masks", "test_clean", "test_reporting", "test_env_gymnasium"),
-    *("test_search_processes", "test_stages", "test_wandb_runs", "test_shared_weights", "test_replay_command"),
-    *("test_script", "test_env_atari", "test_trial_processes", "test_dqn", "test_search_run", "test_wandb"),
+    *("test_secrets", "test_start", "test_subclasses", "test_masks", "test_clean"),
+    *("test_reporting", "test_env_gymnasium", "test_search_processes", "test_stages"),
+    *("test_wandb_runs", "test_shared_weights", "test_replay_command", "test_script"),
+    *("test_env_atari", "test_trial_processes", "test_dqn", "test_search_run", "test_wandb"),
 )
 """The slowest files. They run first, so that no test process is still busy with one after all others."""
 
