@@ -49,3 +49,22 @@ def test_groups_are_those_of_the_report(tmp_path: Path, capsys: pytest.CaptureFi
         assert line.strip().split("  ")[0] == brackets(found.value, found.low, found.high)
         assert f" {group['counted']} " in line
     assert not [line for line in lines if "kind" in line], "a schedule is not in short form"
+
+
+def test_groups_show_the_numbers_of_infos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trials = []
+    for seed in range(4):
+        changes = {"agent__lr": [3e-4, 1e-3][seed // 2], "seed": seed}
+        run = Run.open(write_long_run(tmp_path / str(seed), 1, 40, 20.0, seed, **changes))
+        table = run.session(0).eval_csv
+        head, *rows = table.read_text().splitlines()
+        reached = ["0.25", "0.75"][seed // 2]
+        table.write_text("\n".join([f"{head},info/success", *(f"{row},{reached}" for row in rows)]) + "\n")
+        trials.append((str(seed), {"overrides": [f"agent.lr={changes['agent__lr']}", f"seed={seed}"]}))
+    lines = printed(write_experiment(tmp_path, trials), capsys)
+    (head,) = [line for line in lines if "info/success" in line]
+    found = {
+        line.split()[-1]: line[: head.index("info/success") + len("info/success")] for line in lines if line
+    }
+    assert found["lr=0.0003"].endswith(" 0.25")
+    assert found["lr=0.001"].endswith(" 0.75")

@@ -93,7 +93,8 @@ def how_to_resume_experiment(path: Path) -> str:
 
 
 def _print_groups(runs: Sequence[Run]) -> None:
-    """Print the final return, with its interval, of each group of trials that differ only in the seed."""
+    """Print the final return, with its interval, and the numbers of `env.info_keys` of each group of trials
+    that differ only in the seed."""
     # Imported late: training needs no statistics.
     from labrl.analysis.listing import group_scores
 
@@ -104,7 +105,8 @@ def _print_groups(runs: Sequence[Run]) -> None:
     statistic = statistic_name(max(group["seeds"] for group in groups))
     say(f"{what} {statistic} of the seeds {INTERVALS}", words=True)
     table = Table(box=None, pad_edge=False)
-    columns = ("final return", "seeds", *(["group"] if len(groups) > 1 else []))
+    infos = list(dict.fromkeys(name for group in groups for name in group["info"]))
+    columns = ("final return", *infos, "seeds", *(["group"] if len(groups) > 1 else []))
     for name in columns:
         whole = name != "group"
         table.add_column(name, justify="right" if whole else "left", overflow="fold", no_wrap=whole)
@@ -113,7 +115,8 @@ def _print_groups(runs: Sequence[Run]) -> None:
         groups, key=lambda one: (one["env"], one["seeds"] == 0, -(one["final_return"] or 0.0))
     ):
         reached = brackets(group["final_return"], group["low"], group["high"])
-        row = [reached, str(group["seeds"]), group["name"] + f" on {group['env']}" * several]
+        numbers = [number(group["info"].get(name), 3) for name in infos]
+        row = [reached, *numbers, str(group["seeds"]), group["name"] + f" on {group['env']}" * several]
         table.add_row(*row[: len(columns)])
     Display.console().print(table)
 
