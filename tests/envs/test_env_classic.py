@@ -15,6 +15,7 @@ from labrl.component import Component
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.gym import GymnasiumEnv
 from labrl.envs.make import make_env
+from labrl.envs.probe import known_probe
 from labrl.envs.vector import VectorEnv
 
 IDS = ["CartPole-v1", "CartPole-v0", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1"]
@@ -126,3 +127,11 @@ def test_gymnasium_is_used_when_its_task_differs_from_ours(monkeypatch: pytest.M
         assert task_of("gymnasium.envs.classic_control.acrobot:AcrobotEnv") is None
     finally:
         task_of.cache_clear()
+
+
+def test_questions_before_a_run_make_no_environment_of_gymnasium() -> None:
+    config = gymnasium_env("CartPole-v1", max_episode_steps=77).config
+    assert GymnasiumEnv.spaces(config)[1].n == 2
+    assert GymnasiumEnv.repeats(config) == "always"
+    assert (GymnasiumEnv.gives_masks(config), GymnasiumEnv.describe_masks(config)) == (False, "")
+    assert known_probe(config) is None

@@ -127,7 +127,7 @@ class GymnasiumEnv(Backend):
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
-        if not config.action_mask or cls.faster(config, 1) is not None:
+        if not cls._may_give_masks(config):
             return False
         with probing(config) as probe:
             return probe.masked
@@ -135,8 +135,14 @@ class GymnasiumEnv(Backend):
     @classmethod
     def describe_masks(cls, config: GymnasiumConfig) -> str:
         """Return a line on the masks of the environment; empty if it has none, or for other actions."""
+        if not cls._may_give_masks(config):
+            return ""
         with probing(config) as probe:
             return probe.describe_masks()
+
+    @classmethod
+    def _may_give_masks(cls, config: GymnasiumConfig) -> bool:
+        return config.action_mask and cls.faster(config, 1) is None
 
     @classmethod
     def repeats(cls, config: GymnasiumConfig) -> Repeats:
