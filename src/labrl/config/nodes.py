@@ -52,8 +52,10 @@ class ConfigNode(DictConfig):
 
     def _is_replaced_by(self, later: Any) -> bool:
         """Return whether the node `later` replaces this node instead of being merged into it."""
-        # The content of other nodes is a list, None or "${...}".
-        if not all(isinstance(getattr(node, "_content", None), dict) for node in (self, later)):
+        # The content of a group may also be None or "${...}".
+        if not isinstance(later, DictConfig) or not all(
+            isinstance(one._content, dict) for one in (self, later)
+        ):
             return False
         parent = self._get_parent_container()
         if self._key() == "optimizer" or (

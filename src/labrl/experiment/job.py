@@ -233,6 +233,15 @@ def remove_unused_folder() -> None:
             path.rmdir()
 
 
+def compose_trial(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Compose the configuration of a trial of an experiment. Raises Hydra's errors.
+
+    config: configuration of the experiment with the node `hydra`; overrides: those of the trial.
+    """
+    composed: DictConfig = context.config_loader.load_sweep_config(config, without_alias(overrides))
+    return composed
+
+
 @dataclass
 class Planner:
     """Plans the trials of an experiment: composes each trial as Hydra does, and has the job write its
@@ -273,9 +282,7 @@ class Planner:
         experiment = HydraConfig.instance().cfg
         config = self._recorded(task)
         if config is None:
-            config = self.hydra_context.config_loader.load_sweep_config(
-                self.config, without_alias(task.overrides)
-            )
+            config = compose_trial(self.hydra_context, self.config, task.overrides)
         try:
             with open_dict(config), read_write(config):
                 config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"

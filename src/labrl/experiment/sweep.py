@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import sys
 import time
@@ -15,11 +16,11 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from labrl.analysis.formats import duration
-from labrl.config.keys import quoted, without_alias
+from labrl.config.keys import quoted
 from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
-from labrl.experiment.job import Job
+from labrl.experiment.job import Job, compose_trial
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
@@ -52,11 +53,7 @@ def sweep_grid(
     again = job.experiment
     job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     overrides = replaced(params, job.overrides)
-
-    def composed(overrides: Sequence[str]) -> DictConfig:
-        composed: DictConfig = hydra_context.config_loader.load_sweep_config(config, without_alias(overrides))
-        return composed
-
+    composed = functools.partial(compose_trial, hydra_context, config)
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.traits.elsewhere else Machine()
     stages = requested_stages(overrides)

@@ -149,12 +149,11 @@ class Again(ABC):
         except LabrlError as error:
             new = [*self.overrides, f"start_from.run={self.past.path}", "start_from.partial=true"]
             fix = f"To start a new run from the weights that fit: {shlex.join(['labrl', *new])}"
-            for change in changes:
-                if change.key == "agent._target_":  # its other keys follow from it
-                    why = f"{self.past.path} cannot be continued with another agent, whose checkpoints differ"
-                    raise InputError.about(
-                        described(change), why, fix, code="changed-past", key="agent"
-                    ) from error
+            for change in (one for one in changes if one.key == "agent._target_"):  # others follow from it
+                why = f"{self.past.path} cannot be continued with another agent, whose checkpoints differ"
+                raise InputError.about(
+                    described(change), why, fix, code="changed-past", key="agent"
+                ) from error
             for change in changes:
                 if len(changes) > 1 and change.pinnable and self._loads(change, session):
                     continue

@@ -253,8 +253,8 @@ class Study:
         if isinstance(plan.pruner, WilcoxonPruner):
             sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
         if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
-            last_value = trials[number].intermediate_values[max(values)]
-            self._end(trials[number], TrialState.PRUNED, None if math.isnan(last_value) else last_value)
+            reached = values[max(values)]
+            self._end(trials[number], TrialState.PRUNED, None if math.isnan(reached) else reached)
             return True
         return False
 
