@@ -61,7 +61,7 @@ class Sign(NamedTuple):
     last: int
     """Frame of the last row in which the sign was seen."""
     means: str
-    """What the sign usually means."""
+    """Usual meaning of the sign."""
     overrides: tuple[str, ...]
     """Overrides to try, one at a time, for keys that the configuration has."""
     sessions: tuple[int, ...] = (0,)
@@ -158,7 +158,7 @@ class Rule(NamedTuple):
 
     name: str
     means: str
-    """What the sign usually means."""
+    """Usual meaning of the sign."""
     attempts: tuple[str, ...]
     """Overrides to try; `key*factor` stands for the value of the key times a factor."""
     check: Check

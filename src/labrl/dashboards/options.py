@@ -51,7 +51,8 @@ class WandbConfig:
     tags: list[Tag]
     """Tags of the runs, each of 1 to 64 characters."""
     artifacts: list[Literal["best", "report", "videos", "media"]]
-    """What to upload besides the numbers. `best`: each session's best model; `videos`: each session's videos,
-    as files; `report`: the trial's report; `media`: the videos, to be played on the page of the W&B run."""
+    """Files to upload besides the numbers. `best`: the best model of each session; `videos`: the videos of
+    each session, as files; `report`: the trial's report; `media`: the videos, to be played on the page of the
+    W&B run."""
     wait: NonNegativeFloat
     """Seconds that a trial waits for uploads at its end, >= 0."""

@@ -47,7 +47,7 @@ class EnvProbe:
         self._spare: CheckedEnv | None = self._make_checked()
         self._played = False
         self._lookalikes: dict[str, None] = {}
-        """What could be meant as a mask, in order, if the environment provides none."""
+        """Names of what looks like a mask, in order, if the environment provides none."""
         self.observation_space = self._spare.env.observation_space
         self.action_space = self._spare.env.action_space
 

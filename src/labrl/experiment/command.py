@@ -1,4 +1,4 @@
-"""What `labrl`, `labrl.train` and `labrl.sweep` do with their arguments, up to the composition by Hydra.
+"""Handle the arguments of `labrl`, `labrl.train` and `labrl.sweep`, up to the composition by Hydra.
 
 Hydra composes a new run or experiment and calls a `Job`. Hydra itself reads the command line, so `labrl.cli`
 calls Hydra.

@@ -101,8 +101,8 @@ class Outcome:
 
 
 Answer = tuple[int, str | None] | Outcome
-"""What the process of a planned trial has returned: an exit code, and the error of the trial if there is one.
-If the process was lost, it is the outcome of the trial instead."""
+"""Answer of the process of a planned trial: its exit code, and the error of the trial if there is one. For a
+process that was lost, the outcome of the trial stands in its place."""
 
 _EXIT_CODES = {"finished": DONE, "pruned": DONE, "failed": FAILED, "interrupted": TERMINATED}
 

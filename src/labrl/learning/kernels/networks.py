@@ -43,7 +43,7 @@ class Passes:
     forward: list[Operation]
     """Operations that compute `outputs`."""
     outputs: tuple[NDArray, ...]
-    """Those outputs of the network that were requested."""
+    """Requested outputs of the network."""
     output_gradients: tuple[NDArray, ...]
     """Buffers for the gradients with respect to `outputs`, to be filled before `backward`."""
     backward: Callable[[], list[Operation]]
