@@ -9,7 +9,20 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from benchmarks import asynchronous, checkpoint, compiled, overhead, replay, scheduling, solve, speed, startup
+import torch
+
+from benchmarks import (
+    asynchronous,
+    checkpoint,
+    compiled,
+    gpu,
+    overhead,
+    replay,
+    scheduling,
+    solve,
+    speed,
+    startup,
+)
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Report, Results, describe_setting, setting_line
 
@@ -23,7 +36,11 @@ CASES: dict[str, Callable[[int, bool], Report]] = {
     "compile": compiled.run,
     "async": asynchronous.run,
     "scheduling": scheduling.run,
+    "gpu": gpu.run,
+    "gpu-sessions": gpu.run_sessions,
 }
+
+NEED_A_GPU = {"gpu", "gpu-sessions"}
 
 GROUPS = {"solve": tuple(f"solve-{name}" for name in solve.TASKS)}
 """Names that stand for several cases."""
@@ -33,7 +50,10 @@ def main() -> None:
     """Measure the chosen cases, print them as Markdown, and update results, table and chart in a folder."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "cases", nargs="*", metavar="case", help=f"{', '.join([*GROUPS, *CASES])} (default: all)"
+        "cases",
+        nargs="*",
+        metavar="case",
+        help=f"{', '.join([*GROUPS, *CASES])} (default: all that this machine can run)",
     )
     parser.add_argument(
         "--repeats", type=int, default=5, metavar="N", help="rounds of each case (default: 5)"
@@ -57,9 +77,16 @@ def main() -> None:
         parser.error(f"unknown case {', '.join(unknown)} (choose from {', '.join([*GROUPS, *CASES])})")
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
+    found = torch.cuda.is_available() or arguments.quick
+    lacking = sorted(NEED_A_GPU.intersection(arguments.cases))
+    if lacking and not found:
+        parser.error(
+            f"{', '.join(lacking)} needs a GPU, and PyTorch finds none here; --quick tries it on the CPU"
+        )
+    chosen = arguments.cases or [case for case in CASES if found or case not in NEED_A_GPU]
     setting = describe_setting() | {"shared": arguments.shared, "quick": arguments.quick}
     results = Results(arguments.out)
-    for case in chain.from_iterable(GROUPS.get(case, (case,)) for case in arguments.cases or CASES):
+    for case in chain.from_iterable(GROUPS.get(case, (case,)) for case in chosen):
         report = CASES[case](arguments.repeats, arguments.quick)
         print(report.markdown() + "\n", flush=True)
         # Results are written after each case, so that an interruption loses only the running case.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.alone import Measured, alone, answer, take_turns
-from benchmarks.labrl_side import train
+from benchmarks.labrl_side import QUIET, read_rows, train
 from benchmarks.report import Ratio, Report, Row
 
 
@@ -97,13 +97,13 @@ TASKS = {
 GRAPHS = {"auto": "with CUDA graphs", "off": "without"}
 
 
-def run(repeats: int, quick: bool, device: str = "cuda") -> Report:
-    """Measure all tasks. quick: measure for a moment only; the numbers mean nothing then.
+SESSIONS = (1, 2, 4, 8)
+"""Numbers of sessions that share the GPU and the cores."""
 
-    Raises RuntimeError if there is no GPU.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("this case needs a GPU, and PyTorch finds none here")
+
+def run(repeats: int, quick: bool) -> Report:
+    """Measure all tasks. quick: measure for a moment only, on the CPU if there is no GPU."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     measures: dict[str, Callable[[int], Measured]] = {}
     for name, task in TASKS.items():
         for graphs in GRAPHS:
@@ -128,19 +128,43 @@ def run(repeats: int, quick: bool, device: str = "cuda") -> Report:
     return Report("gpu", "Training on a GPU", rows, ratios)
 
 
+def run_sessions(repeats: int, quick: bool) -> Report:
+    """Measure PPO on Pong in several sessions at once. quick: measure for a moment only."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    titles = {count: f"{count} session{'s' * (count > 1)} at once" for count in SESSIONS}
+    measures: dict[str, Callable[[int], Measured]] = {
+        titles[count]: partial(
+            _alone, side="labrl", task="ppo-pong", sessions=count, quick=quick, device=device
+        )
+        for count in SESSIONS
+    }
+    results = take_turns(measures, repeats, "GPU")
+    rates = {name: [one["fps"] for one in measured] for name, measured in results.items()}
+    title = "PPO on Pong, labrl's preset, in several sessions on one GPU: sum of their frames"
+    ratios = [
+        Ratio.paired(f"{titles[count]} / {titles[1]}", rates[titles[count]], rates[titles[1]])
+        for count in SESSIONS[1:]
+    ]
+    return Report(
+        "gpu-sessions", title, [Row(name, rate, "frames/s") for name, rate in rates.items()], ratios
+    )
+
+
 def _alone(round_: int, **spec: Any) -> Measured:
     return alone("benchmarks.gpu", seed=round_, **spec)
 
 
-def measure(side: str, task: str, seed: int, quick: bool, device: str, graphs: str = "auto") -> Measured:
-    """Return the frames per second of one side of a task."""
+def measure(
+    side: str, task: str, seed: int, quick: bool, device: str, graphs: str = "auto", sessions: int = 1
+) -> Measured:
+    """Return the frames per second of one side of a task, the sum over its sessions."""
     if side == "sb3":
         return _measure_sb3(TASKS[task], seed, quick, device)
     chosen = TASKS[task]
     warm_up, frames = (2048, 2048) if quick else (chosen.warm_up, chosen.frames)
     if graphs == "off" and not quick:  # several times as slow
         frames = warm_up
-    _, rows = train(
+    run, _ = train(
         [
             *chosen.overrides,
             f"seed={seed}",
@@ -149,15 +173,17 @@ def measure(side: str, task: str, seed: int, quick: bool, device: str, graphs: s
             "meta.eval_frequency=1000000",
             f"meta.device={device}",
             f"meta.graphs={graphs}",
-            "meta.report=false",
-            "meta.videos=false",
-            "meta.tensorboard=false",
-            "meta.progress=false",
-        ]
+            *QUIET,
+        ],
+        sessions,
     )
+    return {"fps": sum(_rate(read_rows(run.parent / f"session_{n}"), warm_up) for n in range(sessions))}
+
+
+def _rate(rows: list[dict[str, float]], warm_up: int) -> float:
+    """Return the frames per second of a session after its warm-up."""
     first = next(row for row in rows if row["frame"] >= warm_up)
-    seconds = rows[-1]["wall"] - first["wall"]
-    return {"fps": (rows[-1]["frame"] - first["frame"]) / seconds}
+    return (rows[-1]["frame"] - first["frame"]) / (rows[-1]["wall"] - first["wall"])
 
 
 def _measure_sb3(task: Task, seed: int, quick: bool, device: str) -> Measured:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import labrl
-from benchmarks.labrl_side import read_rows, train
+from benchmarks.labrl_side import QUIET, read_rows, train
 from labrl.run.checkpoint import CheckpointStore
 from labrl.spaces import same
 
@@ -34,20 +34,17 @@ CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "c51": (("agent=c51", *PONG, *REPLAY), 384),
     "qr_dqn": (("agent=qr_dqn", *PONG, *REPLAY), 384),
     "rainbow": (("agent=rainbow", *PONG, *REPLAY), 384),
-    "sac": (("agent=sac", *CHEETAH, *REPLAY), 400),
+    "sac": (("agent=sac", *CHEETAH, *REPLAY), 640),
     "sac-discrete": (("agent=sac", *PONG, *REPLAY), 384),
-    "tqc": (("agent=tqc", *CHEETAH, *REPLAY), 400),
-    "td3": (("agent=td3", *CHEETAH, *REPLAY), 400),
-    "ddpg": (("agent=ddpg", *CHEETAH, *REPLAY), 400),
+    "tqc": (("agent=tqc", *CHEETAH, *REPLAY), 640),
+    "td3": (("agent=td3", *CHEETAH, *REPLAY), 640),
+    "ddpg": (("agent=ddpg", *CHEETAH, *REPLAY), 640),
 }
 """Overrides and frames of each case."""
 
 COMMON = (
     "seed=7",
-    "meta.report=false",
-    "meta.videos=false",
-    "meta.tensorboard=false",
-    "meta.progress=false",
+    *QUIET,
     "meta.eval_frequency=1000000",
 )
 

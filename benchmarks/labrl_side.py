@@ -9,15 +9,21 @@ from pathlib import Path
 import labrl
 from benchmarks.alone import Measured, answer
 from benchmarks.problems import problem_of
+from labrl.run.tables import TEXT_COLUMNS
+
+QUIET = ("meta.report=false", "meta.videos=false", "meta.tensorboard=false", "meta.progress=false")
+"""Overrides for a trial that writes only rows and checkpoints."""
 
 
-def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
-    """Run a trial of one session. Return the folder of the session and the rows of its training table.
+def train(overrides: list[str], sessions: int = 1) -> tuple[Path, list[dict[str, float]]]:
+    """Run a trial. Return the folder of its first session and the rows of its training table.
 
     Raises RuntimeError if the trial fails.
     """
     folder = Path(tempfile.mkdtemp(prefix="labrl-bench-")) / "run"
-    result = labrl.train([*overrides, "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={folder}"])
+    result = labrl.train(
+        [*overrides, f"meta.max_session={sessions}", "wandb=disabled", f"hydra.run.dir={folder}"]
+    )
     if result.exit_code != 0:
         raise RuntimeError(f"labrl ended with {result.exit_code}: {result.sessions}")
     session = folder / "session_0"
@@ -25,9 +31,12 @@ def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
 
 
 def read_rows(session: Path) -> list[dict[str, float]]:
-    """Return the rows of the training table of a session."""
+    """Return the rows of the training table of a session, without its columns of text."""
     with (session / "train.csv").open() as file:
-        return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(file)]
+        return [
+            {name: float(cell or "nan") for name, cell in row.items() if name not in TEXT_COLUMNS}
+            for row in csv.DictReader(file)
+        ]
 
 
 def measure(problem: str, num_envs: int, rows: int, frames_per_row: int, seed: int) -> Measured:
