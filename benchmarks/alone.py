@@ -52,4 +52,5 @@ def take_turns(
         for name in list(measures)[:: -1 if round_ % 2 else 1]:
             print(f"{title}, round {round_ + 1} of {repeats}: {name}", file=sys.stderr, flush=True)
             results[name].append(measures[name](round_))
+            print(f"  {json.dumps(results[name][-1])}", file=sys.stderr, flush=True)
     return results

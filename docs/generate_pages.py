@@ -273,7 +273,14 @@ MACHINES = {
     "EPYC": "2 cores of an AMD EPYC with AVX-512 and bf16, otherwise idle; Stable-Baselines3 with the "
     "better of one and two "
     "threads",
+    "H200": "an NVIDIA H200 with 16 cores of an Intel Xeon; medians of runs of labrl, one run of "
+    "Stable-Baselines3",
     "H100": "an NVIDIA H100 with 16 cores; one run each",
+}
+HEADINGS = {
+    "EPYC": "2 cores of an AMD EPYC",
+    "H200": "NVIDIA H200, 16 cores",
+    "H100": "NVIDIA H100, 16 cores",
 }
 
 
@@ -315,8 +322,7 @@ def speed_chart() -> str:
     body, y = [], top
     for number, row in enumerate(rows):
         if number in headings:
-            title = "2 cores of an AMD EPYC" if row["machine"] == "EPYC" else "NVIDIA H100, 16 cores"
-            body.append(f'<text x="16" y="{y + 20}" class="head">{title}</text>')
+            body.append(f'<text x="16" y="{y + 20}" class="head">{HEADINGS[row["machine"]]}</text>')
             y += line
         ratio = float(row["ratio"])
         end = left + scale * ratio
@@ -345,7 +351,7 @@ text {{ font: 15px system-ui, "DejaVu Sans", sans-serif; fill: #1f2328 }}
 .head {{ fill: #59636e }}
 .small {{ font-size: 13px; fill: #59636e }}
 .EPYC {{ fill: #4c72b0 }}
-.H100 {{ fill: #dd8452 }}
+.H200, .H100 {{ fill: #dd8452 }}
 .interval {{ stroke: #1f2328; stroke-width: 1.5; fill: none }}
 </style>
 <rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>

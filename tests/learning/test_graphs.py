@@ -17,7 +17,6 @@ from recorder import Operations, record
 from torch import Tensor, nn
 
 import labrl
-from labrl.agents import make
 from labrl.agents.dqn import DQN
 from labrl.agents.ppo import PPO
 from labrl.agents.sac import SAC
@@ -112,7 +111,6 @@ def test_recorded_updates_equal_those_of_the_functions(
         return counted, results
 
     choose(counting)
-    monkeypatch.setattr(make, "NOT_TRIED_ON_A_GPU", set())
     found = trained(tmp_path / "recorded", *overrides)
     assert len(recorded) > 20
     monkeypatch.setattr(graphs, "MAX_FUNCTIONS", 0)
