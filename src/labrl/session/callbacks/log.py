@@ -155,7 +155,8 @@ class LogTraining(Callback):
         self._warned = True
         _log.warning(
             "%s has not ended after %s steps%s. Checkpoints store all its actions, and a resume replays "
-            "them. If episodes of this environment may never end, set env.max_episode_steps=<steps>",
+            "them. If episodes of this environment may never end, set env.max_episode_steps=<steps> (Atari: "
+            "env.max_episode_frames)",
             "the first episode" if first else "an episode",
             f"{steps:,}",
             ", and there are no returns before it ends" if first else "",
