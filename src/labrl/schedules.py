@@ -204,6 +204,8 @@ Schedule = float | ShapedSchedule | PiecewiseSchedule | SequenceSchedule
 
 SHAPED = ("linear", "cosine", "exponential", "step")
 """Kinds of schedules that may have a warm-up."""
+KINDS = (*SHAPED, "piecewise", "sequence", "kl")
+"""All kinds of schedules, with the adapted learning rate."""
 SHORT = ("linear", "cosine", "exponential")
 """Kinds of schedules with a short form, `linear:<start>:<end>[:<horizon>[:<warmup>]]`."""
 

@@ -82,6 +82,18 @@ def test_error_for_key_below_a_null_names_the_override_that_set_it() -> None:
         compose(["agent.lr=null", "agent.lr.start=3"])
 
 
+def test_error_for_unknown_keys_of_a_schedule_names_its_own_keys() -> None:
+    """Regression test: one unknown key was suggested for another, and `steps` was taken for a budget."""
+    error = mistaken("agent.lr={kind: linear, initial: 1e-3, final: 1e-4, steps: 1000}")
+    lines = [str(one) for one in error.mistakes if one.code == "unknown-key"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "agent.lr.initial",
+        "agent.lr.final",
+        "agent.lr.steps",
+    ]
+    assert all("start, horizon, warmup, end" in line for line in lines)
+
+
 def test_error_for_unknown_key_of_a_dict_shows_how_to_add_and_replace() -> None:
     override = "env.kwargs={gravity: -5}"
     with refused("unknown-key", "env.kwargs.gravity", "+env.kwargs.gravity=-5", f"~env.kwargs '+{override}'"):

@@ -23,7 +23,7 @@ from labrl.errors import Code, InputError, LabrlError, sentences
 from labrl.mistakes.names import agent_target, option_meant, options_of, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import restore
-from labrl.schedules import AdaptiveRate
+from labrl.schedules import KINDS, AdaptiveRate
 from labrl.types import real_number, whole_number
 
 T = TypeVar("T")
@@ -207,13 +207,20 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     allowed = re.sub(r"(greater|less) than or equal to", lambda found: _BOUNDS[found[1]], allowed)
     match kind:
         case "unexpected_keyword_argument":
-            others = [full for full in places if full and not f"{full}.".startswith(f"{key}.")]
+            # Keys beside an unknown key may be unknown too; those that belong there are in `known`.
+            others = [full for full in places if full and full.rpartition(".")[0] != parent]
             made = [own for own, types in known.items() if Component in (types, *get_args(types))]
             if name == "_target_" and made:
                 hint = f"write `{made[0]}:` above it and above the keys of the class, and indent them"
                 belongs = f"this class belongs to {_below(parent, made[0])}. In the YAML file, {hint}"
                 return InputError.about(key, belongs, code="unknown-key")
             here = [_below(parent, own) for own in known]
+            if (
+                tag := places[parent].get("kind")
+            ) in KINDS:  # names in other libraries are of keys of components
+                own = ", ".join(one for one in known if one != "kind")
+                fix = did_you_mean(name, known, f"{parent}.") or f"With kind={tag}, the keys are {own}"
+                return InputError.about(key, "no such key", fix, code="unknown-key")
             mistake = unknown_key(key, shown.strip("'"), dict.fromkeys([*others, *here]))
             if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):
                 return mistake
