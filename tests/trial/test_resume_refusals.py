@@ -318,7 +318,6 @@ def test_moved_config_dir_is_to_be_typed(again: list[str], capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("moved_config_dir")
-@pytest.mark.xfail(strict=True, reason="+enjoy ignores --config-dir")
 def test_enjoy_takes_a_moved_config_dir() -> None:
     assert main(["--config-dir=new", "+enjoy=one", "episodes=1", "videos=0"]) == 0
 

@@ -140,7 +140,7 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
             from labrl.trial.enjoy import enjoy
 
             with signals_raise():
-                return enjoy(asked_for)
+                return enjoy(asked_for, flags.config_dir)
         if request is not None and not flags.multirun:
             return _go_back(request, flags, typed, full_error)
         if flags.cfg and flags.package and not flags.multirun and _shows_null(flags):

@@ -33,10 +33,10 @@ from labrl.trial.showing import EnjoyRequest
 from labrl.trial.summary import say
 
 
-def enjoy(request: EnjoyRequest) -> int:
+def enjoy(request: EnjoyRequest, config_dir: str | None = None) -> int:
     """Play episodes, print their returns and lengths, and write videos and `result.json`.
 
-    The files are written to `enjoy/` in the run folder. Returns the exit code. Raises InputError if there is
+    config_dir: folder with the user's own modules; None: the folder that the run used. The files are written to `enjoy/` in the run folder. Returns the exit code. Raises InputError if there is
     no such run, session, checkpoint or display.
     """
     window = Window() if request.render == "human" else None
@@ -47,7 +47,7 @@ def enjoy(request: EnjoyRequest) -> int:
             why = f"{run.path} was run with {group}={chosen}, which +enjoy cannot change"
             fix = f"Leave out {group}={option}, or name another run"
             raise InputError.about(f"{group}={option}", why, fix, code="contradiction")
-    prepare(run.config_dir)
+    prepare(run.config_dir if config_dir is None else os.path.abspath(config_dir))
     use_one_thread()  # as in training
     plain = edited_config(run)
     for change in run.changes(plain):
