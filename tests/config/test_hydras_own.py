@@ -10,7 +10,7 @@ import pytest
 
 from labrl.cli import main
 from labrl.config import config_folder
-from labrl.errors import DONE
+from labrl.errors import DONE, WRONG_INPUT
 from labrl.run.run import MARKER
 
 QUICK = [
@@ -38,10 +38,11 @@ def test_folder_of_a_trial_may_contain_its_number() -> None:
     assert trials() == {"x_0", "x_1"}
 
 
-@pytest.mark.xfail(strict=True, reason="labrl's grid expands overrides without Hydra's configuration loader")
-def test_glob_sweeps_over_the_options_of_a_group() -> None:
+def test_glob_sweeps_over_the_options_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, "seed=1", "env=glob(mountain*)"]) == DONE
     assert trials() == {"0_random_mountain_car", "1_random_mountain_car_continuous"}
+    assert main(["-m", *QUICK, "env=glob(nothing*)"]) == WRONG_INPUT
+    assert capsys.readouterr().err.startswith("labrl: env must")
 
 
 @pytest.mark.xfail(strict=True, reason="only labrl's commands register the source of presets and games")

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from labrl.analysis.adastop import Stages
@@ -110,9 +112,11 @@ class _Trial:
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each trial. There is one trial for each combination of the swept values.
 
-    Raises InputError for a continuous range.
+    Hydra must be initialized, because `env=glob(pong*)` means options that exist. Raises InputError for a
+    continuous range, and for a pattern that no option matches.
     """
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    loader = GlobalHydra.instance().config_loader()
+    parsed = OverridesParser.create(loader).parse_overrides(list(overrides))
     for one in parsed:
         if one.is_sweep_override() and not one.is_discrete_sweep():
             key = one.key_or_group
@@ -127,6 +131,8 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
             values = [*one.sweep_string_iterator()] if swept else [one.get_value_element_as_str()]
         if not values:
             allowed = "be values separated by commas, or a single range that is not empty"
+            if one.value_type is ValueType.GLOB_CHOICE_SWEEP:
+                allowed = "be a pattern that matches an option of a group"
             raise InputError.value(one.key_or_group, str(one.input_line).partition("=")[2], allowed)
         choices[key] = [f"{key}={value}" for value in values]
     # Hydra turns ~key into ~key=null, which removes a key only if its value is null.

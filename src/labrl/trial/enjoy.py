@@ -36,8 +36,9 @@ from labrl.trial.summary import say
 def enjoy(request: EnjoyRequest, config_dir: str | None = None) -> int:
     """Play episodes, print their returns and lengths, and write videos and `result.json`.
 
-    config_dir: folder with the user's own modules; None: the folder that the run used. The files are written to `enjoy/` in the run folder. Returns the exit code. Raises InputError if there is
-    no such run, session, checkpoint or display.
+    config_dir: folder with the user's own modules; None: the folder that the run used. The files are written
+    to `enjoy/` in the run folder. Returns the exit code. Raises InputError if there is no such run, session,
+    checkpoint or display.
     """
     window = Window() if request.render == "human" else None
     run = find_run(request.which, request.choices, "enjoy")
