@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
+from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code, InputError
 
@@ -98,6 +99,14 @@ def test_error_for_unknown_key_of_a_dict_shows_how_to_add_and_replace() -> None:
     override = "env.kwargs={gravity: -5}"
     with refused("unknown-key", "env.kwargs.gravity", "+env.kwargs.gravity=-5", f"~env.kwargs '+{override}'"):
         compose([override])
+
+
+def test_error_for_unknown_key_in_one_of_several_dicts_names_the_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Regression test: the command ended in a traceback."""
+    assert main(["-m", "env.kwargs={gravity: -5},{length: 1}"]) == 2
+    assert capsys.readouterr().err.startswith("labrl: env.kwargs.gravity")
 
 
 def test_error_for_key_of_other_agents_names_these_agents() -> None:

@@ -231,11 +231,10 @@ def _wrong_value(error: Exception, keys: Sequence[Override], cfg: DictConfig) ->
     full = (cause.full_key if isinstance(cause, OmegaConfBaseException) else None) or key
     replaced = f"To replace the whole value, write ~{key} '+{override}'"
     if full.startswith(f"{key}.") and key in known:
-        inner = unknown_key(
-            full,
-            str(OmegaConf.select(OmegaConf.create({key: one.value()}), f"[{key}]{full[len(key) :]}")),
-            known,
-        )
+        given = ""  # in a grid, each of several groups of keys has values of its own
+        if not one.is_sweep_override():
+            given = str(OmegaConf.select(OmegaConf.create({key: one.value()}), f"[{key}]{full[len(key) :]}"))
+        inner = unknown_key(full, given, known)
         return InputError(f"{inner.message}. {replaced}", code=inner.code, key=full)
     if one.is_add() and key in known:
         if isinstance(one.value(), str) and OmegaConf.is_dict(node):
