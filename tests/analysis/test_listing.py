@@ -165,16 +165,16 @@ def test_list_and_report_count_the_same_sessions(tmp_path: Path) -> None:
 def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, objective: str) -> None:
     """Regression test: the lucky 109.4 of the best trial was shown, and confirmations counted as trials."""
     home = tmp_path / "runs" / "search"
-    fresh = {f"confirm_trial_1_{seed}": (score, {}) for seed, score in enumerate((100.0, 102.0))}
+    fresh = {f"confirm_trial_1_{seed}": (score, {}) for seed, score in enumerate((100.0, 102.0) * 2)}
     for seed, (folder, (score, _)) in enumerate(fresh.items()):
         write_run(home / folder, [rising(score)], config=config_with(seed=10 + seed))
-    values = [[100.0], [102.0]] if objective == "final_return" else [[7.0], [7.2]]
+    values = [[100.0], [102.0]] if objective == "final_return" else [[107.0], [107.2]]
     confirm = {
         "winner": 1,
         "held": True,
         "candidates": [
-            {"trial": 1, "searched": [109.4], "folders": list(fresh), "values": values, "mean": 101.0},
-            {"trial": None, "searched": None, "folders": [], "values": [[95.0]], "mean": 95.0},
+            {"trial": 1, "searched": [109.4], "folders": list(fresh), "values": values * 2, "mean": 101.0},
+            {"trial": None, "searched": None, "folders": [], "values": [[95.0]] * 4, "mean": 95.0},
         ],
     }
     facts = {"space": {}, "objective": [objective], "directions": ["maximize"], "confirm": confirm}
@@ -184,7 +184,7 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
     ]
     runs = {str(n): (value, {"agent__lr": 0.1 + n}) for n, value in enumerate((90.0, 109.4))}
     entry = write_experiment(home, runs, kind="search", search=facts, trials=trials)
-    assert (entry["final_return"], entry["seeds"], entry["trials"]) == (101.0, 2, 2)
+    assert (entry["final_return"], entry["seeds"], entry["trials"]) == (101.0, 4, 2)
     assert entry["groups"][1]["name"] == "the default"
     assert entry["best_in_the_search"] == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
     (other,) = entries(tmp_path / "runs", ["agent.lr=0.1"])

@@ -161,15 +161,74 @@ def test_search_with_several_objectives_is_refused_in_one_line(
     assert "final_return, wall" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("default", "overlaps"), [([60.0, 160.0, 200.0], True), ([10.0, 20.0, 30.0], False)])
-def test_verdict_is_undecided_when_the_intervals_overlap(default: list[float], overlaps: bool) -> None:
-    chosen = [candidate(3, 150.0, 165.0, 180.0), candidate(None, *default)]
-    search = result(confirm={"winner": 3, "held": True, "candidates": chosen})
-    assert search.confirmed_best is search.winner
-    text = " ".join(verdict(search))
-    assert ("search.confirm.sessions" in text) == overlaps, (
-        "an undecided verdict must name the key that gives more seeds"
+@pytest.mark.parametrize(
+    ("default", "best"),
+    [
+        ([10.0, 20.0, 30.0, 40.0], 3),
+        ([60.0, 160.0, 200.0, 100.0], None),
+        ([150.0, 165.0, 180.0, 190.0], None),
+        ([170.0, 175.0, 180.0, 200.0], None),
+        ([10.0, 20.0, 30.0], None),  # three seeds decide nothing
+        ([310.0, 320.0, 330.0, 340.0], None),
+    ],
+)
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_trial_is_recommended_only_if_the_fresh_seeds_decide_for_it(
+    default: list[float], best: int | None, direction: str
+) -> None:
+    """Regression test: a mean that was higher by chance replaced the default, or was said to be worse."""
+    sign = 1.0 if direction == "maximize" else -1.0
+    chosen = [candidate(3, *(sign * one for one in (150.0, 165.0, 180.0, 190.0)[: len(default)]))]
+    chosen.append(candidate(None, *(sign * one for one in default)))
+    facts = {"directions": [direction], "confirm": {"winner": 3, "held": True, "candidates": chosen}}
+    search = result(**facts)
+    assert search.confirmed_best is not None
+    assert search.confirmed_best.trial == best
+    x, y = np.array(chosen[0]["values"])[:, 0], np.array(default) * sign
+    decided = len(default) > 3 and bool(min(x) > max(y) or max(x) < min(y))
+    # An undecided verdict must name the key that gives more seeds.
+    assert ("search.confirm.sessions" in " ".join(verdict(search))) is not decided
+
+
+def test_verdict_names_confirmed_trials_that_the_fresh_seeds_do_not_tell_apart() -> None:
+    trial, like, unlike = (
+        candidate(number, *(start + seed for seed in range(4)))
+        for number, start in ((3, 100.0), (8, 101.0), (12, 50.0))
     )
+    chosen = [trial, like, unlike, candidate(None, 1.0, 2.0, 3.0, 4.0)]
+    text = " ".join(verdict(result(confirm={"winner": 8, "held": False, "candidates": chosen})))
+    named = set(map(int, re.findall(r"trial (\d+)", text.partition("reached")[0], re.IGNORECASE)))
+    assert named == {3, 8}
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_equal_values_rank_nothing(confirmed: bool) -> None:
+    """Regression test: trial 0 of twelve equal ones "won the confirmation" and the search."""
+    facts = info()
+    facts["trials"] = [
+        {**one, "values": one["values"] and [-200.0], "intermediate": [[1000, -200.0]]}
+        for one in facts["trials"]
+    ]
+    chosen = [candidate(trial, *[-200.0] * 4) for trial in (0, 1, 4, None)]
+    if confirmed:
+        facts["search"]["confirm"] = {"winner": 0, "held": True, "candidates": chosen}
+    search = read_search(facts)
+    assert search is not None
+    assert search.is_flat
+    assert search.confirmed_best is search.default
+    (text,) = verdict(search)
+    assert "env.max_frame" in text
+    assert not re.search(r"trial \d", text, re.IGNORECASE), "no trial is better than another"
+
+
+def test_verdict_counts_trials_with_the_same_best_value() -> None:
+    facts = info()
+    complete = [one for one in facts["trials"] if one["state"] == "complete"]
+    for one in complete[:3]:
+        one["values"] = [500.0]
+    search = read_search(facts)
+    assert search is not None
+    assert "by 3 of" in " ".join(verdict(search))
 
 
 def verdict_of(page: ReportPage) -> str:
@@ -187,7 +246,7 @@ def test_default_is_marked_when_it_is_better_than_the_winner(tmp_path: Path) -> 
     assert "<pre>labrl agent.lr=1</pre>" in best
     assert [row[0] for row in page.table("best")[1:]] == ["trial 17", "trial 3", "the default"]
     assert re.findall(r'<tr class="marked"><td[^>]*>(.*?)</td>', best) == ["the default"]
-    assert page.text.index("Best, confirmed: the default") < page.text.index("Trial 3 (")
+    assert page.text.index("Recommended: the default") < page.text.index("Trial 3 (")
 
 
 def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path) -> None:

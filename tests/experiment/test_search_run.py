@@ -140,8 +140,8 @@ def test_every_trial_records_what_is_needed_to_repeat_it(
     )
 
 
-def test_best_trial_is_confirmed_beside_the_default_and_saved_as_a_recipe(
-    searched: tuple[Path, int], info: dict[str, Any]
+def test_best_trial_is_confirmed_beside_the_default_and_the_recommended_one_is_a_recipe(
+    searched: tuple[Path, int], info: dict[str, Any], output: io.StringIO
 ) -> None:
     home = searched[0]
     confirm = info["search"]["confirm"]
@@ -150,18 +150,49 @@ def test_best_trial_is_confirmed_beside_the_default_and_saved_as_a_recipe(
         (home / folder / "run.json").exists() for one in confirm["candidates"] for folder in one["folders"]
     )
     best = info["search"]["best"]
-    assert confirm["winner"] == best["trial"]
-    (winner,) = (one for one in confirm["candidates"] if one["trial"] == best["trial"])
-    assert best["confirmed"]["mean"] == winner["mean"] != best["searched"] == winner["searched"][0]
-    assert best["confirmed"]["seeds"] == len(confirm["seeds"])
+    assert (best["trial"], best["searched"], best["params"]) == (None, None, {}), (
+        "one fresh seed does not decide against the default"
+    )
     candidates = confirm["candidates"]
+    assert best["confirmed"]["mean"] == candidates[-1]["mean"]
+    assert best["confirmed"]["seeds"] == len(confirm["seeds"])
+    (winner,) = (one for one in candidates if one["trial"] == confirm["winner"])
     assert winner["mean"] == max(one["mean"] for one in candidates if one["trial"] is not None)
+    assert winner["mean"] != winner["searched"][0]
     assert confirm["held"] is (candidates[0]["trial"] == confirm["winner"])
-    assert info["search"]["best"]["command"].startswith("labrl agent=ppo env=cartpole ")
+    assert best["command"].startswith("labrl agent=ppo env=cartpole ")
+    assert f"agent.lr={winner['params']['agent.lr']}" in output.getvalue().partition("best configuration")[2]
     recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())
-    assert recipe["agent"]["lr"] == info["search"]["best"]["params"]["agent.lr"]
+    assert "lr" not in recipe.get("agent", {})
     results = yaml.safe_load((home / "optimization_results.yaml").read_text())
     assert set(results) == {"name", "best_params", "best_value"}
+
+
+@pytest.mark.parametrize("env", ["cartpole", "mountain_car"])
+def test_recipe_is_the_best_trial_unless_all_values_are_equal(env: str, tmp_path: Path) -> None:
+    """Regression test: of trials that all have -200, the first one was saved as the best configuration."""
+    home = tmp_path / "experiment"
+    confirm = ["search.confirm={top: 1, sessions: 1, default: false}", "search/pruner=none"]
+    overrides = [one for one in OVERRIDES if not one.startswith(("env=", "search.confirm"))]
+    command = [
+        *overrides,
+        *confirm,
+        f"env={env}",
+        "env.num_envs=2",
+        "meta.max_trial=2",
+        f"hydra.sweep.dir={home}",
+    ]
+    assert main(["-m", "hydra/sweeper=optuna", "hydra/launcher=basic", *command]) == 0
+    info = json.loads((home / "experiment.json").read_text())
+    recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())
+    best, values = info["search"]["best"], [trial["values"] for trial in info["trials"]]
+    if env == "mountain_car":
+        assert values == [[-200.0]] * 2
+        assert (best["trial"], best["params"]) == (None, {})
+        assert "lr" not in recipe.get("agent", {})
+    else:
+        assert values[best["trial"]] == max(values) == [best["searched"]]
+        assert recipe["agent"]["lr"] == info["trials"][best["trial"]]["params"]["agent.lr"]
 
 
 def test_best_trial_is_the_one_confirmed_by_fresh_seeds(
@@ -169,7 +200,7 @@ def test_best_trial_is_the_one_confirmed_by_fresh_seeds(
 ) -> None:
     best = best_trial(searched[0], lambda run: True)
     assert best is not None
-    assert best.run.path.name == info["trials"][info["search"]["best"]["trial"]]["folder"]
+    assert best.run.path.name == info["trials"][info["search"]["confirm"]["winner"]]["folder"]
     pruned = {trial["folder"] for trial in info["trials"] if trial["status"] == "pruned"}
     ranked = ranked_trials(searched[0])
     assert ranked[0].run.path == best.run.path

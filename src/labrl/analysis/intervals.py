@@ -29,6 +29,10 @@ CONFIDENCE = 0.95
 RUNS_FOR_INTERVAL = 3
 """Minimum number of runs of a task for an interval. The interval of two runs would be 25 standard errors
 wide."""
+FEWEST_FOR_BEST = 4
+"""Minimum number of runs of both sides for calling one of them better.
+
+For two groups of three runs, chance alone ranks all runs of a given group first in 5 % of all cases."""
 SCORE_METHOD = "Newcombe's score interval"
 PAIR_METHODS = f"{SCORE_METHOD} for fewer than 10 seeds and for probabilities of 0 and 1, else {BOOTSTRAP}"
 """Text on the methods of the intervals of probabilities of improvement."""
@@ -106,6 +110,16 @@ def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
     return _estimate(
         value, _improvement(*(_draw(tasks, PAIR_REPLICATES, generator) for tasks in (of_x, of_y)))
     )
+
+
+def is_better(improvement: Estimate | None, *numbers_of_runs: int) -> bool:
+    """Return whether the runs decide that x is better than y: the interval of P(X > Y) is above one half, and
+    both have at least FEWEST_FOR_BEST runs.
+
+    improvement: result of `probability_of_improvement`; None: unknown. numbers_of_runs: those of x and y.
+    """
+    sure = improvement is not None and improvement.low is not None and improvement.low > 0.5
+    return sure and min(numbers_of_runs) >= FEWEST_FOR_BEST
 
 
 def _score_interval(value: float, m: int, n: int) -> tuple[float, float]:

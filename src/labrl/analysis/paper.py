@@ -10,12 +10,17 @@ from typing import Any
 from labrl.analysis.figures import COLUMN, TEXT, Sheet, save_sheets
 from labrl.analysis.formats import RUNS_FOR_IQM, method_of
 from labrl.analysis.groups import Group, by_env, group_runs
-from labrl.analysis.intervals import PAIR_METHODS, RUNS_FOR_INTERVAL, SCORE_METHOD
+from labrl.analysis.intervals import (
+    FEWEST_FOR_BEST,
+    PAIR_METHODS,
+    RUNS_FOR_INTERVAL,
+    SCORE_METHOD,
+)
 from labrl.analysis.report.build import unwritable
 from labrl.analysis.report.comparison import EnvComparison
 from labrl.analysis.returns import MEANING, statistic_name
 from labrl.analysis.series import AXES, TimeAxes
-from labrl.analysis.statistics import FEWEST_FOR_BEST, compare
+from labrl.analysis.statistics import compare
 from labrl.analysis.tables import as_csv, as_latex, as_markdown, comparison_rows, escape_latex
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from labrl.analysis.formats import METHODS, alike, interval_by
-from labrl.analysis.intervals import aggregates, statistic_of
+from labrl.analysis.intervals import Estimate, aggregates, score_method, statistic_of
 from labrl.types import INFO
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
@@ -67,3 +67,15 @@ def group_return(returns: Sequence[float]) -> GroupReturn | None:
         return None
     value, low, high = aggregates(np.asarray(returns, dtype=np.float64))[statistic_of(len(returns))]
     return GroupReturn(value, low, high, len(returns))
+
+
+def improvement_text(improvement: Estimate, x: str, y: str, *seeds: int) -> str:
+    """Return a sentence on the probability that a seed of x beats one of y, with its interval if it has one.
+
+    seeds: the numbers of seeds of x and y.
+    """
+    value, low, high = improvement
+    sentence = f"A seed of {x} beats one of {y} with probability {value:.2f}"
+    if low is None:
+        return f"{sentence}."
+    return f"{sentence} (95 % interval {low:.2f} to {high:.2f}, {score_method(value, *seeds)})."

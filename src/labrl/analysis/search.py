@@ -14,8 +14,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.analysis.formats import METHODS, UNKNOWN, alike, interval_by, number
-from labrl.analysis.intervals import Estimate, aggregates
+from labrl.analysis.formats import METHODS, UNKNOWN, alike, interval_by, join_names, number
+from labrl.analysis.intervals import (
+    FEWEST_FOR_BEST,
+    Estimate,
+    aggregates,
+    is_better,
+    probability_of_improvement,
+)
+from labrl.analysis.returns import improvement_text
 from labrl.errors import LabrlError
 from labrl.run.find import load_run
 from labrl.run.run import Run
@@ -133,11 +140,14 @@ class Confirmed:
         return aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
 
     def sentence(self) -> str:
-        """Return text such as `101.3 on 3 fresh seeds (95 % interval ...)`."""
+        """Return text such as `101.3 on 3 fresh seeds (95 % interval ...)`, for a pruned trial also with the
+        frame of its end."""
         if self.estimate is None:
             return "no value on fresh seeds, because a run failed"
         seeds = f"{len(self.values)} fresh seed{'' if len(self.values) == 1 else 's'}"
-        return f"{alike(*self.estimate)[0]} on {seeds}" + (f" ({self.spread})" if self.spread else "")
+        pruned = "" if self.pruned is None else f"pruned at frame {self.pruned:,} of the search"
+        details = "; ".join(filter(None, (self.spread, pruned)))
+        return f"{alike(*self.estimate)[0]} on {seeds}" + (f" ({details})" if details else "")
 
     @property
     def spread(self) -> str:
@@ -166,17 +176,36 @@ class SearchResult:
 
     @property
     def confirmed_best(self) -> Confirmed | None:
-        """The configuration with the best mean on the fresh seeds: the winner, or the default if it is better
-        than all trials."""
+        """The configuration that the fresh seeds recommend: the winner if they decide that it is better than
+        the default, or if the default has no mean; otherwise the default. None if there is neither."""
         winner, default = self.winner, self.default
-        if winner is None or default is None or winner.mean is None or default.mean is None:
+        if self.is_flat:
+            return default
+        if winner is None or default is None or default.mean is None:
             return winner
-        better = default.mean > winner.mean if self.maximize else default.mean < winner.mean
-        return default if better else winner
+        return winner if self.is_better(winner, default) else default
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all values of the search and on the fresh seeds are equal, so that nothing can be
+        ranked."""
+        values = {trial.value for trial in self.valued}
+        values.update(value for one in self.confirmed for value in one.values)
+        return len(self.valued) > 1 and len(values) == 1
+
+    def improvement(self, x: Confirmed, y: Confirmed) -> Estimate:
+        """Return the probability that a fresh seed of x is better than one of y, which both have values."""
+        sign = 1 if self.maximize else -1
+        return probability_of_improvement(sign * np.array(x.values), sign * np.array(y.values))
+
+    def is_better(self, x: Confirmed, y: Confirmed) -> bool:
+        """Return whether the fresh seeds decide that x is better than y, which both have values, as in a
+        comparison of groups."""
+        return is_better(self.improvement(x, y), len(x.values), len(y.values))
 
     @property
     def finalists(self) -> list[Confirmed]:
-        """The winner and the default, if they exist, with the better one first."""
+        """The winner and the default, if they exist, with the recommended one first."""
         best = self.confirmed_best
         others = [one for one in (self.winner, self.default) if one is not None and one is not best]
         return others if best is None else [best, *others]
@@ -240,9 +269,20 @@ def verdict(search: SearchResult) -> Iterator[str]:
     if not ranked:
         yield "No trial has finished yet."
         return
-    objective, first = search.objective, ranked[0]
-    highest = "highest" if search.maximize else "lowest"
-    luck = f"the {highest} of {len(search.valued)} trials and therefore partly luck"
+    objective, first, count = search.objective, ranked[0], len(search.valued)
+    if search.is_flat:
+        yield (
+            f"All {count} trials have the same {objective}, {number(first.value)}"
+            f"{', also on the fresh seeds' if search.confirmed else ''}, so that nothing can be ranked. The "
+            "budget (env.max_frame) is probably too small, unless this is the best possible value. Keep the "
+            "default."
+        )
+        return
+    tied = [one.number for one in ranked if one.value == first.value]
+    luck = (
+        f"the {'highest' if search.maximize else 'lowest'} of {count} trials"
+        f"{f', reached by {len(tied)} of them,' if len(tied) > 1 else ''} and therefore partly luck"
+    )
     if winner is None:
         value = number(first.value)
         yield f"Trial {first.number} has the best {objective} of the search, {value}. That is {luck}: " + (
@@ -251,38 +291,39 @@ def verdict(search: SearchResult) -> Iterator[str]:
             else "it was not run again on fresh seeds."
         )
         return
-    stopped = (
-        "" if winner.pruned is None else f", although it was pruned at frame {winner.pruned:,} in the search"
-    )
-    if default is not None and search.confirmed_best is default:
+    if default is None or default.mean is None:
+        yield f"Trial {winner.trial} has the best mean on fresh seeds: {objective} {winner.sentence()}."
+    elif search.is_better(winner, default):
+        yield f"Trial {winner.trial} is better than the default: {objective} {winner.sentence()}."
+        yield f"The default has {default.sentence()}."
+    elif search.is_better(default, winner):
         yield f"The default is the best: {objective} {default.sentence()}. Keep it."
-        yield f"Trial {winner.trial} is the best of the trials: {winner.sentence()}{stopped}."
+        yield f"Trial {winner.trial} is the best of the trials: {winner.sentence()}."
     else:
-        yield f"Trial {winner.trial} won the confirmation: {objective} {winner.sentence()}{stopped}."
-        if default is not None and default.mean is not None and winner.mean is not None:
-            yield _beside_default(winner, default)
-    before = search.confirmed[0]
-    if before.trial == winner.trial:
-        yield f"Trial {winner.trial} also won the search, with {number(before.searched)}, {luck}."
-    else:
+        sign = -1 if search.maximize else 1
+        x, y = sorted([default, winner], key=lambda one: sign * (one.mean or 0.0))
         yield (
-            f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but lost the "
-            f"confirmation: {before.sentence()}."
+            f"{x.name.capitalize()} and {y.name} cannot be told apart: {objective} {x.sentence()} and "
+            f"{y.sentence()}."
         )
-
-
-def _beside_default(winner: Confirmed, default: Confirmed) -> str:
-    """Return a sentence that compares the mean and the interval of the winner with those of the default."""
-    known = [one for one in (winner.estimate, default.estimate) if one is not None]
-    lows, highs = [one.low for one in known], [one.high for one in known]
-    if winner.mean == default.mean:
-        return f"It is no better than the default: {default.sentence()}."
-    if None in lows or None in highs or max(lows) <= min(highs):  # type: ignore[type-var,operator]
-        return (
-            f"Its mean is better than that of the default, {default.sentence()}, but the intervals "
-            "overlap. More seeds (search.confirm.sessions) may separate them."
+        yield improvement_text(search.improvement(x, y), x.name, y.name, len(x.values), len(y.values))
+        more = max(2 * len(x.values), FEWEST_FOR_BEST)
+        yield (
+            "Keep the default, because nothing speaks against it. More seeds "
+            f"(search.confirm.sessions={more}) may separate them."
         )
-    return f"It is better than the default: {default.sentence()}."
+    if search.confirmed_best is winner:
+        others = [one for one in search.confirmed if one not in (winner, default) and one.mean is not None]
+        if equals := [one.name for one in others if not search.is_better(winner, one)]:
+            yield f"The fresh seeds do not tell {join_names(equals)} apart from trial {winner.trial}."
+    before = search.confirmed[0]
+    if winner.trial in tied or before.trial == winner.trial:
+        value = number(winner.searched)
+        yield f"Trial {winner.trial} also has the best value of the search, {value}, {luck}."
+    else:
+        value = number(before.searched)
+        yield f"Trial {before.trial} has the best value of the search, {value}, {luck}."
+        yield f"It has {before.sentence()}."
 
 
 def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:

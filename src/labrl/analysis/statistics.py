@@ -24,6 +24,7 @@ from labrl.analysis.intervals import (
     aggregates,
     align_curves,
     curve,
+    is_better,
     performance_profile,
     probability_of_improvement,
     statistic_of,
@@ -44,11 +45,6 @@ session, is left out."""
 
 FEW_SEEDS = 5
 """Number of seeds below which an interval is unreliable (Agarwal et al., 2021)."""
-
-FEWEST_FOR_BEST = 4
-"""Minimum number of seeds of every group for calling one of the groups the best.
-
-For two groups of three seeds, chance alone ranks all seeds of a given group first in 5 % of all cases."""
 
 PROFILE_POINTS = 101
 """Number of thresholds in a performance profile."""
@@ -429,11 +425,17 @@ def rank_groups(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn,
 
 def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the group that is likely better than every other group; None if the seeds do not decide."""
-    first, *others = [entry["name"] for _, entry in rank_groups(statistics)] or [""]
-    found = [improvement({"improvement": pairs}, first, other) for other in others]
-    sure = all(one is not None and one.low is not None and one.low > 0.5 for one in found)
-    sure = sure and all(entry["counted"] >= FEWEST_FOR_BEST for _, entry in rank_groups(statistics))
-    return first if others and sure else None
+    ranked = [entry for _, entry in rank_groups(statistics)]
+    if len(ranked) < 2:
+        return None
+    first, *others = ranked
+    sure = all(
+        is_better(
+            improvement({"improvement": pairs}, first["name"], one["name"]), first["counted"], one["counted"]
+        )
+        for one in others
+    )
+    return first["name"] if sure else None
 
 
 def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:

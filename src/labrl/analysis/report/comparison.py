@@ -14,10 +14,10 @@ from labrl.analysis.colors import GRAY, Style, group_styles
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, join_names, moment, number
 from labrl.analysis.groups import Group, by_env, distinguishing_keys, group_by_key, value_text
-from labrl.analysis.intervals import PAIR_METHODS, aggregates, score_method
+from labrl.analysis.intervals import PAIR_METHODS, aggregates
 from labrl.analysis.report.page import commit_text, relative
 from labrl.analysis.report.search import search_content
-from labrl.analysis.returns import NAMES, GroupReturn, group_return, statistic_name
+from labrl.analysis.returns import NAMES, GroupReturn, group_return, improvement_text, statistic_name
 from labrl.analysis.search import read_search, summary, verdict
 from labrl.analysis.series import AXES, TimeAxes, Views, split
 from labrl.analysis.stages import best_of, compare_entries, next_text, pair_text, stages_of
@@ -339,9 +339,7 @@ def _verdict(entry: Mapping[str, Any]) -> str:
         return f"{sentence} In stages of seeds, {'; '.join(states)}."
     if pair is None or pair.low is None:
         return sentence
-    method = score_method(pair.value, best.seeds, second.seeds)
-    chance = f"{pair.value:.2f} (95 % interval {pair.low:.2f} to {pair.high:.2f}, {method})"
-    return f"{sentence} A seed of {name} beats one of {other['name']} with probability {chance}."
+    return f"{sentence} {improvement_text(pair, name, other['name'], best.seeds, second.seeds)}"
 
 
 def _warnings(

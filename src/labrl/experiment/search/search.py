@@ -435,8 +435,9 @@ def break_off(experiment: Experiment, storage: StudyStorage, error: Exception) -
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
     """Print the best configuration, and write it to `experiment/best.yaml` and Hydra's file of results.
 
-    The best configuration is the default if that is better than the trials on the fresh seeds. told: summary
-    of the search. Returns the entry for `experiment.json`, in which `trial` is null for the default.
+    See `SearchResult.confirmed_best`; without a confirmation, it is the best trial, or the default if all
+    values are equal. told: summary of the search. Returns the entry for `experiment.json`, in which `trial`
+    is null for the default.
     """
     trials, home, best = search.study.best(), search.experiment.path, found.confirmed_best
     first = trials[0]
@@ -447,18 +448,27 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
         say(line)
     for one in found.confirmed:
         say(f"  {one.name}: {', '.join(map(number, one.values)) or 'failed'}")
-    trial, params = (first.number, dict(first.params)) if best is None else (best.trial, best.params)
+    trial: int | None
+    if best is not None:
+        trial, params, searched = best.trial, best.params, best.searched
+    elif found.is_flat:
+        trial, params, searched = None, {}, None
+    else:
+        trial, params, searched = first.number, dict(first.params), first.value
     path = home / BEST
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, search.recipe.as_yaml(params, home, sentences))
     command = search.recipe.command(params)
     say(f"best configuration, also in {path}:")
     say(f"  {command}")
+    if best is found.default and found.winner is not None and not found.is_flat:
+        say(f"configuration of trial {found.winner.trial}:")
+        say(f"  {search.recipe.command(found.winner.params)}")
     return {
         "trial": trial,
         "params": params,
         "command": command,
         "file": BEST,
-        "searched": first.value if best is None else best.searched,
+        "searched": searched,
         "confirmed": next((one for one in told["confirmed"] if best and one["trial"] == best.trial), None),
     }
