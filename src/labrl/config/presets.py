@@ -48,7 +48,7 @@ def choices_of(hydra: Any) -> dict[str, str]:
 def file_of(folder: Path, group: str, option: str) -> Path:
     """Return the file of an option. Raises InputError for a name that leads out of the group's folder."""
     file = folder / group / f"{option}.yaml"
-    if not Path(os.path.normpath(file)).is_relative_to(folder / group):
+    if not Path(os.path.normpath(file)).is_relative_to(os.path.normpath(folder / group)):
         raise InputError.not_found(f"{group}={option}", "this is a path, not the name of an option")
     return file
 
