@@ -48,7 +48,15 @@ pytestmark = pytest.mark.usefixtures("own_folder")
         (["agent.lr=interval(2, 1)"], ["agent.lr=interval(2, 1)"]),
         ([LR, "meta.num_cpus=9999"], ["meta.num_cpus"]),
         ([LR, "meta.num_cpus=9999", "hydra.sweeper.n_jobs=2"], ["meta.num_cpus"]),
-        (["agent=choice(ppo, dqn)", "agent.clip_range=interval(0.1, 0.3)"], ["agent.clip_range"]),
+        (
+            ["agent=choice(ppo, dqn)", "agent.clip_range=interval(0.1, 0.3)"],
+            ["agent.clip_range", "agent=ppo "],
+        ),
+        (
+            ["agent.horizon=choice(32, 64)", "agent=choice(a2c, dqn, ppo)"],
+            ["agent.horizon", "agent=choice(a2c, dqn, ppo)", "agent=a2c, agent=ppo", "agent=dqn"],
+        ),
+        ([LR, "hydra.sweeper.custom_search_space=a.b"], ["hydra.sweeper.custom_search_space"]),
         ([], ["search=ppo"]),
         (
             ["search=ppo", "agent=dqn"],
@@ -149,6 +157,12 @@ def test_choices_that_contradict_only_in_combination_are_accepted() -> None:
         "agent.gae_lambda=choice(0.9, ${agent.gamma})",
     ]
     check_space(Recipe(Space.of({}, {}, overrides), {"agent": "ppo", "env": "cartpole"}, []))
+
+
+def test_searched_key_may_exist_only_with_the_searched_options() -> None:
+    """Regression test: the key was composed with the default agent alone, which lacks it."""
+    overrides = ["agent.memory.capacity=choice(1000, 2000)", "agent=choice(sac, td3)", "env=pendulum"]
+    check_space(Recipe(Space.of({}, {}, overrides), {"agent": "ppo", "env": "pendulum"}, []))
 
 
 @pytest.mark.parametrize("typed", ["meta.report=true", "++meta.report=true", "meta.videos=true"])

@@ -33,6 +33,7 @@ from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import held, hydra_overrides
+from labrl.mistakes.names import some
 from labrl.processes.secrets import origins, redact
 from labrl.run.experiment import Experiment
 from labrl.run.folder import place
@@ -300,7 +301,6 @@ def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ())
             if _is_key(default, key):
                 _check_value(recipe, default, key, value)
                 continue
-            recipe.compose({key: value})
             composed = _together(recipe, {**first, key: value}, ready, keys)
             if key.startswith("+"):
                 _check_own(composed, key, recipe.space.written[key])
@@ -328,10 +328,34 @@ def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Colle
     except LabrlError as error:
         groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
         chosen = to_plain(recipe.compose(groups))
-        lacking = [key for key in recipe.space.distributions if key in keys and not _is_key(chosen, key)]
-        if lacking:
-            raise not_its(ready, lacking, agent) from error
+        lacking = [key for key in recipe.space.distributions if "." in key and not _is_key(chosen, key)]
+        if of_ready := [key for key in lacking if key in keys]:
+            raise not_its(ready, of_ready, agent) from error
+        for key in lacking:
+            _refuse_conditional(recipe, key, groups)
         raise error.within("the search space does not fit") from error
+
+
+def _refuse_conditional(recipe: Recipe, key: str, groups: Mapping[str, Any]) -> None:
+    """Raise InputError if some options of a searched group have the searched `key` and others do not.
+
+    groups: an option of each searched group.
+    """
+    for group in groups:
+        options = [f"{group}={option}" for option in recipe.space.corners()[group]]
+        able = [
+            typed
+            for typed, option in zip(options, recipe.space.corners()[group], strict=True)
+            if _is_key(to_plain(recipe.compose({**groups, group: option})), key)
+        ]
+        if 0 < len(able) < len(options):
+            raise InputError.contradiction(
+                recipe.space.written[key],
+                recipe.space.written[group],
+                f"{key} exists only with {some(able)}, but every trial of a search has all searched keys",
+                f"Run one search for each option: one with {able[0]} and this range, and one with "
+                f"{next(one for one in options if one not in able)} and without it",
+            )
 
 
 def check_ready(name: str, recipe: Recipe) -> None:
