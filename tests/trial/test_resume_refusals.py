@@ -234,6 +234,17 @@ def test_flag_about_a_new_run_is_refused(
     assert capsys.readouterr().err.startswith(f"labrl: {flags[-2]}")
 
 
+def test_spent_budget_is_refused_before_keys_that_it_contradicts(
+    learned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression test: the message advised a budget of twice agent.learning_starts, which was spent too."""
+    assert main(["+resume=runs/one", "env.max_frame=50"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("labrl: env.max_frame")
+    assert "300" in message
+    assert "learning_starts" not in message
+
+
 def test_change_of_batch_size_can_be_forced(learned: Path) -> None:
     assert main(["+resume=runs/one", "env.max_frame=400", "agent.batch_size=64", "+force=true"]) == 0
 

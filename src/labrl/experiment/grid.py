@@ -32,7 +32,7 @@ from labrl.run.run import Run
 from labrl.trial.again import Again, row_of, ways_out
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.fork import Fork
-from labrl.trial.resume import Resume, check_budget, frames_reached
+from labrl.trial.resume import Resume, frames_reached
 from labrl.trial.summary import say
 
 Compose = Callable[[list[str]], DictConfig]
@@ -432,21 +432,15 @@ def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
     """Raise InputError, with a table, if edits contradict the past of trials that are `left`. Also raise it
     if one of these trials has already used up its budget."""
-    reached: dict[int, dict[int, int]] = {}
     found: dict[int, list[Change]] = {}
     for trial in left:
         if isinstance(trial.again, Resume):
-            number = trial.record.number
             with _at_place(trial):
-                reached[number] = frames_reached(trial.again.past)
-                found[number] = trial.again.continued(trial.plain, reached[number])[1]
+                reached = frames_reached(trial.again.past)
+                found[trial.record.number] = trial.again.continued(trial.plain, reached)[1]
     if any(found.values()) and not again.force:
         key = next(changed for changed in found.values() if changed)[0].key
         raise InputError(_refusal(found, trials, again), code="changed-past", key=key)
-    for trial in left:
-        if trial.past is not None:
-            with _at_place(trial):
-                check_budget(trial.past, resolve(trial.plain), reached[trial.record.number])
 
 
 @contextmanager

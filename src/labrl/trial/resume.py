@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
 from labrl.config.edit import edit
-from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_of
+from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_of, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.processes.secrets import origins
 from labrl.run import folder as folders
@@ -136,7 +136,6 @@ class Resume(Again):
             config = composed.config
             check(config, elsewhere=elsewhere)
             check_resume(run)
-            check_budget(run, config, reached)
             left = _sessions_left(run, config)
             if not left:
                 # The run was killed before it recorded its end.
@@ -168,9 +167,12 @@ class Resume(Again):
 
         plain: the recorded configuration with the edits applied; coefficients that an edit changes take
         effect after the furthest frame that any session has reached. reached: `frames_reached` of the run.
-        Raises InputError if an extension would learn nothing or needs a replay buffer that `labrl-clean` has
-        removed, and DamagedFileError if there is no checkpoint to continue from.
+        Raises InputError if the new budget is already spent, or if an extension would learn nothing or needs
+        a replay buffer that `labrl-clean` has removed, and DamagedFileError if there is no checkpoint to
+        continue from.
         """
+        # First, because a budget that contradicts other keys would be refused with one that is spent, too.
+        _check_budget(self.past, plain, reached)
         run, config = self.past, resolve(plain)
         run.check_buffers(reached.keys() & _sessions_left(run, config), f"+resume={run.path}")
         frame = max(reached.values(), default=0)
@@ -223,13 +225,16 @@ def frames_reached(run: Run) -> dict[int, int]:
     return {index: newest for index, newest in frames.items() if newest is not None}
 
 
-def check_budget(past: Run, config: TrialConfig, reached: Mapping[int, int]) -> None:
+def _check_budget(past: Run, plain: Mapping[str, Any], reached: Mapping[int, int]) -> None:
     """Raise InputError if the new budget is already spent, or if the number of sessions cannot be changed to
     the new value.
 
-    past: the run to be resumed; config: its new configuration; reached: frame of each session by index.
+    past: the run to be resumed; plain: its new configuration, which need not be valid; reached: frame of each
+    session by index.
     """
-    sessions, budget = config.meta.max_session, config.env.config.max_frame
+    sessions, budget = plain["meta"]["max_session"], plain["env"]["max_frame"]
+    if not isinstance(sessions, int) or not isinstance(budget, int | float):
+        return  # validation will refuse the value
     then = past.config["meta"]["max_session"]
     if sessions < then:
         allowed = f"be at least {then}, the number of sessions that the run has"
@@ -241,7 +246,7 @@ def check_budget(past: Run, config: TrialConfig, reached: Mapping[int, int]) -> 
     furthest = max(frames, key=lambda index: frames[index], default=None)
     if furthest is not None and frames[furthest] >= budget:
         allowed = f"be more than {frames[furthest]}, the number of frames that session {furthest} has played"
-        raise InputError.value("env.max_frame", f"{budget}", allowed)
+        raise InputError.value("env.max_frame", written(budget), allowed)
 
 
 def _check_saved(run: Run, left: Sequence[int], reached: Mapping[int, int]) -> None:
