@@ -67,6 +67,10 @@ REFERENCE = r"\$\{[\w.]+\}"
 looks like."""
 
 
+TARGET = r"\w+(\.\w+)+"
+"""Pattern of the dotted path of a class."""
+
+
 @dataclass(frozen=True)
 class Name:
     """Something that a configuration names: a class, a module, an environment that a module registers, or a
@@ -144,7 +148,7 @@ def check_experiment(folder: Experiment) -> str | None:
 def _refuse(folder: Path, found: Sequence[Name]) -> None:
     if not found:
         return
-    lines = dict.fromkeys(f"  {one.key}: {one.value:.160}" for one in found)
+    lines = dict.fromkeys(f"  {one.key}: {one.value:.160}{_why_not(one)}" for one in found)
     raise InputError(
         f"{folder} was written by someone else, on another machine or by an earlier version of labrl, or has "
         "been changed since you wrote it. It names code that is not part of labrl. The code has not been "
@@ -227,7 +231,7 @@ def _accepted(name: Name) -> bool:
 def _is_part(target: str, place: str) -> bool:
     """Return whether a target names a class of labrl, of a trusted library or of the user, and the class is
     of the kind that its place requires."""
-    if not (_is_librarys(target) or _is_users(target)) or not re.fullmatch(r"\w+(\.\w+)+", target):
+    if not (_is_librarys(target) or _is_users(target)) or not re.fullmatch(TARGET, target):
         return False
     try:
         found = load_target(target)
@@ -241,6 +245,19 @@ def _is_part(target: str, place: str) -> bool:
         return False
     kinds = next((kinds for one, kinds in KINDS.items() if fnmatch(place, one)), None)
     return any(_is_kind(found, kind, users) for kind in kinds) if kinds else users
+
+
+def _why_not(name: Name) -> str:
+    """Return why a name in a file of the current --config-dir is not accepted, in brackets; '' if unknown."""
+    if not name.key.endswith("_target_") or not re.fullmatch(TARGET, name.value) or not _is_users(name.value):
+        return ""
+    with suppress(TargetError):
+        if not isinstance(load_target(name.value), type):
+            # A function has no kind, so that the folder could call any function of the user's files.
+            return (
+                " (not a class: from your --config-dir, only classes of the kind of their place are accepted)"
+            )
+    return ""
 
 
 def _is_kind(found: type, kind: str, users: bool) -> bool:

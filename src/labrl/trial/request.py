@@ -57,7 +57,8 @@ def trust_in(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
     given, others = read(overrides, ("trust",))
     _check_flag("trust", given)
     folder = None if config_dir is None else os.path.abspath(config_dir)
-    return Trust(given.get("trust") == "true", folder, TRUST, " ".join(others)), others
+    typed = TRUST if folder is None else "+trust=true"
+    return Trust(given.get("trust") == "true", folder, typed, " ".join(others)), others
 
 
 def _check_flag(name: str, given: Mapping[str, str]) -> None:
