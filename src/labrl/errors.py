@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import traceback
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
@@ -75,6 +76,11 @@ def install_command(extra: str) -> str:
     if "vcs_info" in origin:
         url = f"{origin['vcs_info']['vcs']}+{url}"
     return f"pip install 'labrl[{extra}]{f' @ {url}' if url else ''}'"
+
+
+def key_in(option: str) -> str:
+    """Return the key of an option as it is typed, `agent.lr=1e-3` or `--format onnx`."""
+    return re.split("[= ]", option)[0]
 
 
 def sentences(text: str, fix: str = "") -> str:

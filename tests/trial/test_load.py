@@ -19,7 +19,7 @@ from exact_cases import QUIET, small
 from refusals import refused
 
 import labrl
-from labrl.cli import main
+from labrl.cli import export_policy, main
 from labrl.errors import InputError
 
 OWN_NETWORK = """
@@ -207,6 +207,28 @@ def test_missing_checkpoint_or_session_is_refused(
     with pytest.raises(InputError) as error:
         labrl.load(folder / "ppo", **options)
     assert (error.value.code, error.value.key) == (code, key)
+
+
+def test_error_for_a_missing_best_checkpoint_says_how_to_take_the_latest_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression test: `labrl-export` advised checkpoint=latest, which it refuses."""
+    run, overrides = tmp_path / "run", small("ppo", "pendulum")
+    # An episode of Pendulum takes 200 steps of each environment.
+    assert labrl.train([*overrides, "env.max_frame=600", f"hydra.run.dir={run}"]).exit_code == 0
+    with pytest.raises(InputError) as error:
+        labrl.load(run)
+    assert (error.value.code, error.value.key) == ("not-found", "checkpoint")
+    assert "checkpoint='latest'" in str(error.value)
+    assert labrl.load(run, checkpoint="latest").frame >= 600
+    with pytest.raises(InputError) as error:
+        labrl.train([*overrides, f"start_from={run}", f"hydra.run.dir={tmp_path / 'next'}"])
+    assert (error.value.code, error.value.key) == ("not-found", "start_from.checkpoint")
+    assert "start_from.checkpoint=latest" in str(error.value)
+    for more in ([], ["--card", str(tmp_path / "card")]):
+        capsys.readouterr()
+        assert export_policy([str(run), *more]) == 2
+        assert "--checkpoint latest" in capsys.readouterr().err
 
 
 def test_folder_without_anything_to_load_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -46,20 +46,20 @@ class Card:
         """Return the content of `config.json`, which contains the configuration under `config`."""
         return dict(self._facts)
 
-    def choose_session(self, wanted: int | None, key: str = "session") -> Card:
+    def choose_session(self, wanted: int | None, option: str = "session={}") -> Card:
         """Return the policy itself. Raises InputError unless `wanted` is None, 0 or the index of its
         session."""
         if wanted not in (None, 0, self.index):
-            raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only session {self.index}")
+            raise InputError.not_found(option.format(wanted), f"{self.path} has only session {self.index}")
         return self
 
-    def choose_checkpoint(self, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
+    def choose_checkpoint(self, wanted: str, option: str = "checkpoint={}") -> tuple[Checkpoint, str]:
         """Return the stored checkpoint and its kind.
 
         Raises InputError if a different frame is requested, and DamagedFileError if the file cannot be read.
         """
         if wanted not in ("best", "latest", "default", str(self._frame)):
-            raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only frame {self._frame}")
+            raise InputError.not_found(option.format(wanted), f"{self.path} has only frame {self._frame}")
         from safetensors.torch import load_file
         from torch import Tensor
 

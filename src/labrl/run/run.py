@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from labrl.config.keys import RECORDED, Change, changes, traits
-from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
 from labrl.run.atomic import as_known_to_json, sync_file
@@ -298,10 +298,11 @@ class Run(Folder[RunStatus]):
             self._sessions[index] = RunSession(self.path / f"session_{index}", self)
         return self._sessions[index]
 
-    def choose_session(self, wanted: int | None, key: str = "session") -> RunSession:
+    def choose_session(self, wanted: int | None, option: str = "session={}") -> RunSession:
         """Return the session with the index `wanted`; None: the session with the highest evaluation score.
 
-        key: the option that sets `wanted`, for messages. Raises InputError if the session has not started.
+        option: how the user sets `wanted`, which replaces {}, for messages. Raises InputError if the session
+        has not started.
         """
         sessions = self.sessions
         if not sessions:
@@ -312,7 +313,8 @@ class Run(Folder[RunStatus]):
             if session.index == wanted:
                 return session
         numbers = ", ".join(str(session.index) for session in sessions)
-        raise InputError.not_found(f"{key}={wanted}", f"the sessions of {self.path} are {numbers}")
+        why = f"the sessions of {self.path} are {numbers}"
+        raise InputError.about(option.format(wanted), why, code="not-found", key=key_in(option))
 
     def cleaned_files(self) -> set[str]:
         """Return the paths of the files and folders that `labrl-clean` has removed, relative to the run

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
 from labrl.run.atomic import write_json
 from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore, frames_in
 from labrl.run.folder import read_json
@@ -189,13 +189,14 @@ class RunSession:
         read."""
         return frames_in(self.checkpoints)
 
-    def choose_checkpoint(self, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
+    def choose_checkpoint(self, wanted: str, option: str = "checkpoint={}") -> tuple[Checkpoint, str]:
         """Load a checkpoint, and return it with its kind: `best`, `latest` or `chosen`.
 
         wanted: `best`, `latest`, a frame, or `default`, which is the best checkpoint, or the latest if there
-        is no best one. If the session was evaluated only at its end, `best` is the latest checkpoint. key:
-        the option that sets `wanted`, for messages. Raises InputError, which lists the existing checkpoints,
-        if there is no such checkpoint, and DamagedFileError if no checkpoint is complete.
+        is no best one. If the session was evaluated only at its end, `best` is the latest checkpoint.
+        option: how the user sets `wanted`, which replaces {}, for messages. Raises InputError, which lists
+        the existing checkpoints, if there is no such checkpoint, and DamagedFileError if no checkpoint is
+        complete.
         """
         # If the only evaluation of a run was at its end, its best model is its latest checkpoint.
         evaluated = wanted == "best" and self.best_score() > -math.inf
@@ -216,12 +217,16 @@ class RunSession:
             raise InputError.not_found(self.checkpoints, why)
         missing = "the session has no checkpoint at that frame"
         if wanted == "best":
-            missing = "no evaluation of the session has finished an episode yet"
-        raise InputError.not_found(
-            f"{key}={wanted}",
+            missing = "there is no best checkpoint, because no evaluation has finished an episode yet"
+            if self._run is not None and (episodes := self._run.config["meta"]["rigorous_eval"]):
+                missing += f" (with meta.rigorous_eval={episodes}, training episodes do not count)"
+        raise InputError.about(
+            option.format(int(wanted) if wanted.isdecimal() else wanted),
             f"{missing}. Session {self.index} of {self.path.parent} has checkpoints at frames "
             f"{', '.join(there)} (to keep more, change meta.keep_last or meta.keep_every)",
-            f"{key}=latest" if wanted == "best" else "",
+            f"To use the latest one, write {option.format('latest')}" if wanted == "best" else "",
+            code="not-found",
+            key=key_in(option),
         )
 
     def best_score(self) -> float:

@@ -50,6 +50,12 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 """Arguments whose value is a run folder, or `latest`."""
 
 
+def option_of(verb: Verb, name: str) -> str:
+    """Return how an option is typed in the command or function of `verb`, with {} for its value."""
+    forms: dict[Verb, str] = {"load": f"{name}={{!r}}", "export": f"--{name} {{}}"}
+    return forms.get(verb, f"{'start_from.' * (verb == 'start_from')}{name}={{}}")
+
+
 def find_run(which: str, edits: Sequence[str], verb: Verb) -> Run:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 

@@ -20,7 +20,7 @@ from labrl.envs.masks import KEY, OBSERVATION, choices, flags_of
 from labrl.envs.protocol import action_dtype
 from labrl.envs.solo import RenderMode, SoloEnv
 from labrl.envs.vector import VectorEnv
-from labrl.errors import InputError
+from labrl.errors import InputError, key_in
 from labrl.learning.compute import Compute
 from labrl.networks.building import is_recurrent
 from labrl.run.card import Card, is_card
@@ -34,7 +34,7 @@ from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
 from labrl.trial.again import check_past, completed, edited_config
-from labrl.trial.find import Verb, find_run
+from labrl.trial.find import Verb, find_run, option_of
 from labrl.trial.request import frame_of
 
 AT_ONCE = 16
@@ -101,9 +101,8 @@ class LoadedPolicy:
         """
         plain = completed(plain)
         config = resolve(plain)
-        prefix = "start_from." if verb == "start_from" else ""
-        chosen = past.choose_session(session, f"{prefix}session")
-        found, self.checkpoint = chosen.choose_checkpoint(checkpoint, f"{prefix}checkpoint")
+        chosen = past.choose_session(session, option_of(verb, "session"))
+        found, self.checkpoint = chosen.choose_checkpoint(checkpoint, option_of(verb, "checkpoint"))
         """Kind of the loaded checkpoint: `best`, `latest`, or `chosen` if it was requested by its frame."""
         assert config.seed is not None
         self.folder = past.path
@@ -405,7 +404,6 @@ def load(
 
     precision: precision of the networks; None: the precision of the run; verb: the purpose, for messages.
     """
-    key = "start_from.checkpoint" if verb == "start_from" else "checkpoint"
     card = Path(run).expanduser()
     past: Run | Card
     if verb == "load" and is_card(card):
@@ -418,5 +416,6 @@ def load(
     find_modules(past.config_dir)
     wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
     if wanted is None:
+        key = key_in(option_of(verb, "checkpoint"))
         raise InputError.value(key, checkpoint, "be best, latest or the frame of a checkpoint")
     return LoadedPolicy(past, config, session, str(wanted), verb, precision)
