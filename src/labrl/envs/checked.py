@@ -215,8 +215,9 @@ class CheckedEnv:
 def check_observation(space: Space[Any], given: Any, called: str = "its observation") -> None:
     """Raise ValueError if an observation lacks a part of its space, or does not fit its shape or type.
 
-    Additional entries are ignored. The bounds of a Box are not checked, because many environments exceed
-    them slightly. Unsupported spaces are not checked either, because they are refused before a run.
+    Additional entries are ignored. The bounds of a Box are not checked here, because many environments
+    exceed them slightly; see `BoundsCheck`. Unsupported spaces are not checked either, because they are
+    refused before a run.
     """
     # Most discrete observations are plain numbers; converting them to arrays would dominate the cost.
     if type(space) is Discrete and type(given) in (int, np.int64) and 0 <= given - space.start < space.n:

@@ -60,7 +60,7 @@ class GymnasiumEnv(Backend):
             known or probe_of(config),
         )
         factory.spaces = given, self.action_space = probe.observation_space, probe.action_space
-        self.masked = probe.masked
+        self.masked, self.checks_bounds = probe.masked, probe.checks_bounds
         renew = config.fresh_env_per_episode or probe.repeats == "if new"
         make: Callable[..., CheckedEnv] = partial(
             CheckedEnv,

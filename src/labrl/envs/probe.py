@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from labrl.envs.bounds import declares_own_bounds
 from labrl.envs.checked import CheckedEnv, MisfitError
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
 from labrl.envs.protocol import Repeats
@@ -50,6 +51,8 @@ class EnvProbe:
         """Names of what looks like a mask, in order, if the environment provides none."""
         self.observation_space = self._spare.env.observation_space
         self.action_space = self._spare.env.action_space
+        self.checks_bounds = declares_own_bounds(self._spare.env)
+        """Whether to warn of observations outside the bounds of their space."""
 
     @property
     def masked(self) -> bool:

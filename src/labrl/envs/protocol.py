@@ -66,6 +66,9 @@ class Backend(ABC):
     `_name` is False."""
     goals: Goals | None = None
     """Object that computes rewards for other goals; None for environments without goals."""
+    checks_bounds: bool = True
+    """Whether to warn of observations outside the bounds of their space, as environments of Gymnasium and the
+    ALE may legitimately be."""
     prepares: bool = False
     """Whether the backend implements `prepare`."""
 
