@@ -368,6 +368,14 @@ API = {
         "labrl.step.Step",
         "labrl.step.Episode",
         "labrl.agents.policy_agent.PolicyAgent",
+        "labrl.agents.ppo.PPO",
+        "labrl.agents.dqn.DQN",
+        "labrl.agents.replay_agent.ReplayAgent",
+        "labrl.agents.sac.SAC",
+        "labrl.agents.parts.action_values.ActionValues",
+        "labrl.agents.parts.targets.TargetNetwork",
+        "labrl.memory.Minibatch",
+        "labrl.memory.Transitions",
         "labrl.learning.learner.Learner",
     ],
     "Networks": ["labrl.networks.building.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
@@ -387,6 +395,12 @@ MEMBERS = {
         *("status", "provenance", "config", "overrides", "name", "agent", "env", "seed", "created"),
         *("max_frame", "evaluates", "sessions", "warnings", "table"),
     ),
+    "labrl.agents.ppo.PPO": ("loss", "objective", "lr"),
+    "labrl.agents.dqn.DQN": ("loss", "sequence_loss", "objective"),
+    "labrl.agents.replay_agent.ReplayAgent": ("update", "descend"),
+    "labrl.agents.sac.SAC": ("update", "critic_loss", "policy_loss"),
+    "labrl.memory.Minibatch": ("observation",),
+    "labrl.memory.Transitions": ("index",),
 }
 """The methods and properties of a class that are for users, if not all of them are."""
 

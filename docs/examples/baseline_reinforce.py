@@ -30,7 +30,6 @@ class BaselineReinforce(PolicyAgent):
 
     def __init__(self, config: BaselineReinforceConfig, *, spaces: Any, clock: Any, **runtime: Any) -> None:
         super().__init__(config, spaces, clock, **runtime)
-        self.config, self.clock = config, clock
         self.rollout = Episodes(config.episodes, spaces.num_envs)
 
     def learn(self) -> int:

@@ -28,5 +28,5 @@ class PenaltyPPO(PPO):
         self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         loss, statistics = super().objective(minibatch, log_prob, entropy, value)
-        penalty = self._config.penalty_coef * (minibatch.log_prob - log_prob).mean()
+        penalty = self.config.penalty_coef * (minibatch.log_prob - log_prob).mean()
         return loss + penalty, torch.cat([statistics, penalty.detach().unsqueeze(0)])

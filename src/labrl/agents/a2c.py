@@ -75,7 +75,7 @@ class A2C(PolicyAgent):
     TRAITS = replace(PolicyAgent.TRAITS, data_parallel=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Names of the statistics, which are means over the rows of an update."""
-    _config: A2CConfig
+    config: A2CConfig
 
     def __init__(
         self, config: A2CConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
@@ -147,11 +147,11 @@ class A2C(PolicyAgent):
         """Make one update if the rollout is full. Returns the number of optimizer updates."""
         if not self.rollout.full:
             return 0
-        config, frame = self._config, self._clock.frame
+        config, frame = self.config, self.clock.frame
         batch = self.batch(config.gamma, config.gae_lambda)
         if config.normalize_advantage:
             batch.advantage.copy_(normalize_advantages(batch.advantage, self._ranks))
-        self._entropy_coef = self.learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
+        self.entropy_coef = self.learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
         self.record(*self.learner.update(self.loss, batch, self.lr, samples=batch.sequence_length))
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
@@ -166,18 +166,18 @@ class A2C(PolicyAgent):
         policy = -policy_objective(log_prob, minibatch.advantage)
         value_error = 0.5 * (value - minibatch.value_target).square().mean()
         entropy = entropies.mean()
-        loss = torch.add(policy, value_error, alpha=self._config.value_coef)
-        loss = add_weighted(loss, entropy, self._entropy_coef, sign=-1)
+        loss = torch.add(policy, value_error, alpha=self.config.value_coef)
+        loss = add_weighted(loss, entropy, self.entropy_coef, sign=-1)
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
         """Return an optimizer for the policy and one for the values, with separate rates and clipping."""
-        config = self._config
+        config = self.config
         assert config.value_lr is not None
         value_lr = config.value_lr
         build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
         policy = weights.pieces(network, [network.policy_torso, network.policy_head])
         value = weights.pieces(network, [network.value_torso, network.value_head])
         return Separate(
-            build(parameters=policy), build(parameters=value), lambda: value_at(value_lr, self._clock.frame)
+            build(parameters=policy), build(parameters=value), lambda: value_at(value_lr, self.clock.frame)
         )

@@ -57,7 +57,7 @@ class CrossQ(SAC):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update. The policy normalizes with minibatch statistics only during its own update."""
-        self._alpha = self._temperature.prepare()
+        self.alpha = self._temperature.prepare()
         following, here = self.noisy(batch)
         rows = self.descend("critics", self.joint_loss, following)
         if self.experience.updates % self._policy_delay == 0:
@@ -72,7 +72,7 @@ class CrossQ(SAC):
         One forward pass computes Q(s, a) and Q(s', a'), and no gradient flows through the target. Returns a
         scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
         """
-        soft, policy = self._soft, self.policy_network
+        soft, policy = self.soft, self.policy_network
         with torch.no_grad():
             parameters = mask_logits(policy(batch.next_observation), batch.next_mask)
             choice, entropy = soft.choose(parameters, batch.noise)
@@ -80,7 +80,7 @@ class CrossQ(SAC):
         values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
         values = select_q(values, batch.action)
         with torch.no_grad():
-            value = soft_value(soft.min_q(following, choice), entropy, self._alpha)
+            value = soft_value(soft.min_q(following, choice), entropy, self.alpha)
             target = torch.addcmul(batch.reward, batch.discount, value)
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)

@@ -118,11 +118,16 @@ class DQN(Agent):
         self, config: DQNConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self.check(config, spaces)
-        self._config, self._clock = config, clock
-        self._value: ActionValues = config.value.build(device=compute.device)
+        self.config = config
+        """Options of the agent."""
+        self.clock = clock
+        """Number of frames so far, and further counts."""
+        self.value: ActionValues = config.value.build(device=compute.device)
+        """Meaning of the networks' outputs; `value.expected` converts outputs to action values."""
         acting_value: ActionValues = config.value.build(device=torch.device("cpu"))
         self._policy = ValuePolicy(config, acting_value, spaces, clock, streams, compute)
-        self._target: TargetNetwork[Any] = config.target.build(learner=self._policy.learner)
+        self.target: TargetNetwork[Any] = config.target.build(learner=self._policy.learner)
+        """Target network; `target.forward_network(observation).outputs` are its outputs for all actions."""
         self._recurrent = self._policy.network.state_size > 0
         self.experience = Experience(
             config,
@@ -188,11 +193,11 @@ class DQN(Agent):
 
         Raises NonFiniteError.
         """
-        before = self._clock.frame  # the clock ticks afterwards
-        self._target.frames_passed(before, before + self.experience.frames_per_step)
+        before = self.clock.frame  # the clock ticks afterwards
+        self.target.frames_passed(before, before + self.experience.frames_per_step)
         count, learner = self.experience.due(), self._policy.learner
         for _ in range(count):
-            lr = value_at(self._config.lr, before)
+            lr = value_at(self.config.lr, before)
             sample = self.experience.sample(learner)
             # Online network, target network and, for single transitions, the choice of the next action have
             # separate noise.
@@ -216,14 +221,14 @@ class DQN(Agent):
             if self.experience.prioritized:
                 error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
                 self.experience.update_priorities(sample.index, error)
-            self._target.updated()
+            self.target.updated()
         return count
 
     def _check_finite(self, norm: float) -> None:
         """Raise NonFiniteError if the norm of a gradient is not finite."""
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
-            raise NonFiniteError("grad_norm" if finite_loss else "loss", self._clock.frame)
+            raise NonFiniteError("grad_norm" if finite_loss else "loss", self.clock.frame)
 
     def _finite_norm(self) -> float:
         """Return the average norm of the gradient, nan before the first update. Raises NonFiniteError."""
@@ -233,35 +238,48 @@ class DQN(Agent):
         return norm
 
     def loss(self, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute `td_loss` of transitions, with separate noise for each of the three network evaluations."""
+        """Compute `objective` of transitions, with separate noise for each of the three networks."""
         online, delayed, choosing = (None, None, None) if self._noise is None else self._noise
         with torch.no_grad():
-            next_outputs = selector_outputs = self._target.forward_network(
+            next_outputs = selector_outputs = self.target.forward_network(
                 batch.next_observation, noise=delayed
             ).outputs
-            if self._config.double:
+            if self.config.double:
                 selector_outputs = network(batch.next_observation, noise=choosing).outputs
-        outputs = select_outputs(network(batch.observation, noise=online).outputs, batch.action)
-        reward, discount, weight = batch.reward, batch.discount, batch.weight
-        return td_loss(
-            self._value, outputs, next_outputs, selector_outputs, reward, discount, weight, batch.next_mask
-        )
+        outputs = network(batch.observation, noise=online).outputs
+        return self.objective(batch, batch.weight, outputs, next_outputs, selector_outputs)
 
     def sequence_loss(self, network: QNetwork, batch: SequenceSample) -> tuple[Tensor, Tensor]:
-        """Compute `td_loss` of sequences after their burn-in, with separate noise for each network."""
+        """Compute `objective` of sequences after their burn-in, with separate noise for each network."""
         online, delayed = (None, None) if self._noise is None else self._noise
         first = torch.from_numpy(batch.rows.begin[:-1, None]).to(batch.at.device)
         at, following = (batch.at + first).flatten(), (batch.following + first).flatten()
         with torch.no_grad():
-            next_outputs = self._replay(self._target.forward_network, batch, delayed)[following]
+            next_outputs = self._replay(self.target.forward_network, batch, delayed)[following]
         own = self._replay(network, batch, online)
-        selector_outputs = own.detach()[following] if self._config.double else next_outputs
-        outputs = select_outputs(own[at], batch.action)
+        selector_outputs = own.detach()[following] if self.config.double else next_outputs
         weight = batch.weight.repeat_interleave(batch.at.shape[1])
-        reward, discount = batch.reward, batch.discount
-        return td_loss(
-            self._value, outputs, next_outputs, selector_outputs, reward, discount, weight, batch.next_mask
-        )
+        return self.objective(batch, weight, own[at], next_outputs, selector_outputs)
+
+    def objective(
+        self,
+        batch: Transitions | SequenceSample,
+        weight: Tensor,
+        outputs: Tensor,
+        next_outputs: Tensor,
+        selector_outputs: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute `td_loss`, the part of the loss that follows the networks.
+
+        batch: minibatch with `action`, `reward`, `discount` and `next_mask`; weight: importance weights, [n];
+        outputs: outputs of the online network Z in the states, for all actions; next_outputs,
+        selector_outputs: outputs after n steps, of the target network and of the network that chooses the
+        next action; [n, actions, outputs] each. Returns a scalar to be minimized, and ROWS of each
+        transition, [3, n]. A derived agent adds a term, or replaces the target, and appends its own rows.
+        """
+        reward, discount, mask = batch.reward, batch.discount, batch.next_mask
+        taken = select_outputs(outputs, batch.action)
+        return td_loss(self.value, taken, next_outputs, selector_outputs, reward, discount, weight, mask)
 
     def _replay(self, network: Callable[..., Any], batch: SequenceSample, noise: Tensor | None) -> Tensor:
         """Compute the outputs for the rows of sequences that follow the burn-in. [rows, actions, outputs]"""
@@ -310,13 +328,13 @@ class DQN(Agent):
             **self._policy.coefficients(),
             "updates": self.experience.updates,
             "memory_size": len(self.experience.memory),
-            "target_distance": self._target.distance,
+            "target_distance": self.target.distance,
             "weight_norm": self._policy.learner.weight_norm,
         }
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the network that learns and its target network."""
-        return {"q_network": self._policy.network, "target": self._target.network}
+        return {"q_network": self._policy.network, "target": self.target.network}
 
     def followers(self) -> dict[str, str]:
         """Return a dict from the target network's name to the name of the network that it follows."""
@@ -330,7 +348,7 @@ class DQN(Agent):
         """Return weights, optimizer, replay buffer, recurrent state, and averages for a metrics row."""
         return {
             **self._policy.learner.state_dict(),
-            "target": self._target.network.state_dict(),
+            "target": self.target.network.state_dict(),
             "experience": self.experience.state_dict(),
             "state": self._state,
             "rows": self._rows,
@@ -341,7 +359,7 @@ class DQN(Agent):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         self._policy.learner.load_state_dict(state)
-        self._target.network.load_state_dict(state["target"])
+        self.target.network.load_state_dict(state["target"])
         self.experience.load_state_dict(state["experience"])
         self._state = state["state"]
         for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):

@@ -73,7 +73,7 @@ class IQL(ReplayAgent):
     def __init__(
         self, config: IQLConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self._config, self._policy = config, actions_of(spaces.action)
+        self._policy = actions_of(spaces.action)
         super().__init__(
             config,
             spaces,
@@ -90,19 +90,19 @@ class IQL(ReplayAgent):
             streams.seed_of("initialization", "value"),
             spaces,
         )
-        self._value = make_learner(
+        self.value = make_learner(
             network, spaces, compute, config.optimizer, config.max_grad_norm, batch_size=config.batch_size
         )
-        self.follows["value"] = self._value, self.follows["critics"][1], self.VALUE_STATISTICS
-        self._target: TargetNetwork[Any] = config.target.build(learner=self.critics)
-        self.targets = {"target": self._target}
+        self.follows["value"] = self.value, self.follows["critics"][1], self.VALUE_STATISTICS
+        self.target: TargetNetwork[Any] = config.target.build(learner=self.critics)
+        self.targets = {"target": self.target}
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update (algorithm 1). Returns the error of each row of the minibatch. [batch]"""
         self.descend("value", self.value_loss, batch)
         self.descend("policy", self.policy_loss, batch)
         rows = self.descend("critics", self.critic_loss, batch)
-        self._target.updated()
+        self.target.updated()
         return rows[1]
 
     def value_loss(self, value: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
@@ -110,13 +110,13 @@ class IQL(ReplayAgent):
         found = value(batch.observation).squeeze(1)
         with torch.no_grad():
             wanted = self._data_value(batch)
-        losses = expectile_losses(wanted - found, self._config.expectile) * batch.weight
+        losses = expectile_losses(wanted - found, self.config.expectile) * batch.weight
         return losses.mean(), torch.stack((losses.detach().mean(), found.detach().mean()))
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the squared error with respect to the target r + gamma^n V(s'), eq. 6."""
         with torch.no_grad():
-            following = self._value.forward_network(batch.next_observation).squeeze(1)
+            following = self.value.forward_network(batch.next_observation).squeeze(1)
             target = torch.addcmul(batch.reward, batch.discount, following)
         values = select_q(critics(batch.observation, batch.action), batch.action)
         losses = squared_errors(values, target, batch.weight)
@@ -124,9 +124,9 @@ class IQL(ReplayAgent):
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of -exp(beta (min_i Q_i'(s, a) - V(s))) log pi(a|s), eq. 7."""
-        config = self._config
+        config = self.config
         with torch.no_grad():
-            state_value = self._value.forward_network(batch.observation).squeeze(1)
+            state_value = self.value.forward_network(batch.observation).squeeze(1)
             advantage = self._data_value(batch) - state_value
             weight = advantage_weight(advantage, config.inverse_temperature, config.max_weight)
         log_prob, _ = self._policy.log_prob_entropy(policy(batch.observation), batch.action)
@@ -135,16 +135,16 @@ class IQL(ReplayAgent):
 
     def _data_value(self, batch: Transitions) -> Tensor:
         """Return the smaller of the target critics' values for the actions of a minibatch. [batch]"""
-        values = self._target.forward_network(batch.observation, batch.action)
+        values = self.target.forward_network(batch.observation, batch.action)
         return select_q(values, batch.action).amin(0)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at the current frame."""
-        return {**super().metrics(), **self.averages("value"), "weight_norm_value": self._value.weight_norm}
+        return {**super().metrics(), **self.averages("value"), "weight_norm_value": self.value.weight_norm}
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the networks that learn, and the target critics."""
-        return {**super().modules(), "value": self._value.network}
+        return {**super().modules(), "value": self.value.network}
 
 
 class BoxPolicy(RescaledGaussian):

@@ -122,7 +122,8 @@ class PolicyAgent(Agent):
     STATISTICS: ClassVar[tuple[str, ...]] = ()
     """Names of the mean statistics that the loss returns."""
     rollout: Rollout
-    _config: PolicyConfig
+    config: PolicyConfig
+    """Options of the agent."""
 
     def __init__(
         self,
@@ -137,7 +138,9 @@ class PolicyAgent(Agent):
     ) -> None:
         """has_value: whether state values are learned; new_optimizer: function that makes the
         optimizer; None: the optimizer of the configuration."""
-        self._config, self._clock = config, clock
+        self.config = config
+        self.clock = clock
+        """Number of frames so far, and further counts."""
         self.distribution = distribution_for(
             spaces.action, self.NAME or type(self).__name__, config.action_bounds
         )
@@ -286,7 +289,7 @@ class PolicyAgent(Agent):
         """Make one update with the current gradient. Returns the gradient's norm. Raises NonFiniteError."""
         norm = self.learner.step(lr)
         if not math.isfinite(norm):
-            check_finite(self._clock.frame, {"grad_norm": norm})
+            check_finite(self.clock.frame, {"grad_norm": norm})
         return norm
 
     def record(self, statistics: Tensor, grad_norm: float | Tensor) -> None:
@@ -300,7 +303,7 @@ class PolicyAgent(Agent):
         *values, weights = torch.cat([statistics, total.view(1)]).tolist()
         means = dict(zip((*self.STATISTICS, "grad_norm"), (*values, float(grad_norm)), strict=True))
         if not all(map(math.isfinite, (*means.values(), weights))):
-            check_finite(self._clock.frame, {**means, "weights": weights})
+            check_finite(self.clock.frame, {**means, "weights": weights})
         self._metrics.update(means)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
@@ -330,7 +333,7 @@ class PolicyAgent(Agent):
     @property
     def lr(self) -> float:
         """Learning rate at the current frame."""
-        return value_at(self._config.lr, self._clock.frame)
+        return value_at(self.config.lr, self.clock.frame)
 
     @property
     def weights(self) -> FlatParameters:
@@ -339,7 +342,7 @@ class PolicyAgent(Agent):
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at the current frame."""
-        config, frame = self._config, self._clock.frame
+        config, frame = self.config, self.clock.frame
         return {
             **self._describe(),
             "lr": self.lr,

@@ -118,7 +118,7 @@ class PPO(PolicyAgent):
     TRAITS = replace(PolicyAgent.TRAITS, data_parallel=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
     """Names of the statistics, which are means over the minibatches of a rollout."""
-    _config: PPOConfig
+    config: PPOConfig
 
     def __init__(
         self, config: PPOConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
@@ -133,7 +133,7 @@ class PPO(PolicyAgent):
         )
         self._minibatch_stream = streams.torch("minibatches")
         self._adapted = config.lr.rate if isinstance(config.lr, AdaptiveRate) else None
-        self._value_clip: float | Tensor | None = None
+        self.value_clip_range: float | Tensor | None = None
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
             self._std_mean = compute.ranks.std_mean
@@ -200,12 +200,12 @@ class PPO(PolicyAgent):
         """Make several epochs of minibatch updates if the rollout is full. Returns the number of updates."""
         if not self.rollout.full:
             return 0
-        config, learner, frame, lr = self._config, self.learner, self._clock.frame, self.lr
+        config, learner, frame, lr = self.config, self.learner, self.clock.frame, self.lr
         batch = self.batch(config.gamma, config.gae_lambda, with_log_prob=True)
-        self._clip = learner.scalar("clip_range", value_at(config.clip_range, frame))
+        self.clip_range = learner.scalar("clip_range", value_at(config.clip_range, frame))
         if config.value_clip_range is not None:
-            self._value_clip = learner.scalar("value_clip", value_at(config.value_clip_range, frame))
-        self._entropy_coef = learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
+            self.value_clip_range = learner.scalar("value_clip", value_at(config.value_clip_range, frame))
+        self.entropy_coef = learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
         total, norms, updates = torch.zeros((), device=learner.device), 0.0, 0
         for _ in range(config.epochs):
             epoch, before = torch.zeros_like(total), updates
@@ -235,22 +235,22 @@ class PPO(PolicyAgent):
     ) -> tuple[Tensor, Tensor]:
         """Compute -L^CLIP + c1 L^VF - c2 S, the negative of eq. 9, and the mean STATISTICS.
 
-        log_prob, entropy, value: log pi(a|s), S[pi](s) and V(s) of the policy that learns, [batch] each.
-        Returns the objective, a scalar to be minimized, and the statistics, [5]. A derived agent adds its own
-        term to the objective, and appends the mean of the term to the statistics.
+        log_prob, entropy, value: log pi(a|s), the entropy of pi and V(s) of the policy that learns, [batch]
+        each. Returns the objective, a scalar to be minimized, and the statistics, [5]. A derived agent adds
+        its own term to the objective, and appends the mean of the term to the statistics.
         """
         log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()
-        policy = -clipped_surrogate(ratio, minibatch.advantage, self._clip)
-        value_error = value_loss(value, minibatch.value, minibatch.value_target, self._value_clip)
+        policy = -clipped_surrogate(ratio, minibatch.advantage, self.clip_range)
+        value_error = value_loss(value, minibatch.value, minibatch.value_target, self.value_clip_range)
         mean_entropy = entropy.mean()
-        loss = torch.add(policy, value_error, alpha=self._config.value_coef)
-        loss = add_weighted(loss, mean_entropy, self._entropy_coef, sign=-1)
+        loss = torch.add(policy, value_error, alpha=self.config.value_coef)
+        loss = add_weighted(loss, mean_entropy, self.entropy_coef, sign=-1)
         with torch.no_grad():
             change = ratio - 1
             # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
             kl = (change - log_ratio).mean()
-            clipped = (change.abs() > self._clip).float().mean()
+            clipped = (change.abs() > self.clip_range).float().mean()
             return loss, torch.stack([policy, value_error, mean_entropy, kl, clipped])
 
     @property
@@ -260,17 +260,17 @@ class PPO(PolicyAgent):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, including the adapted learning rate and its initial value."""
-        lr = self._config.lr
+        lr = self.config.lr
         adapted = {"lr": [lr.rate, self._adapted]} if isinstance(lr, AdaptiveRate) else {}
         return {**super().state_dict(), **adapted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state. A learning rate that was set for this resume replaces the adapted rate."""
         super().load_state_dict(state)
-        lr, (start, now) = self._config.lr, state.get("lr", [None, None])
+        lr, (start, now) = self.config.lr, state.get("lr", [None, None])
         if isinstance(lr, AdaptiveRate):
             self._adapted = now if lr.rate == start else lr.rate
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at the current frame."""
-        return {**super().metrics(), "clip_range": value_at(self._config.clip_range, self._clock.frame)}
+        return {**super().metrics(), "clip_range": value_at(self.config.clip_range, self.clock.frame)}

@@ -46,7 +46,7 @@ class PQN(RolloutValuesAgent):
     Config = PQNConfig
     NAME = "pqn"
     TRAITS = replace(RolloutValuesAgent.TRAITS, graphs=True)
-    _config: PQNConfig
+    config: PQNConfig
 
     def __init__(self, config: PQNConfig, **runtime: Any) -> None:
         """Take the arguments of `RolloutValuesAgent`."""
@@ -81,7 +81,7 @@ class PQN(RolloutValuesAgent):
         """Make several epochs of minibatch updates if the rollout is full. Returns the number of updates."""
         if not self._rollout.full:
             return 0
-        config, learner, frame, rollout = self._config, self._policy.learner, self._clock.frame, self._rollout
+        config, learner, frame, rollout = self.config, self._policy.learner, self.clock.frame, self._rollout
         batch = self.batch(self._best(rollout.rows("observation"), rollout.masks), self._best)
         lr = value_at(config.lr, frame)
         total, norms, updates = torch.zeros(len(RETURNS_STATISTICS), device=learner.device), 0.0, 0

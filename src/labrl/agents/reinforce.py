@@ -46,7 +46,7 @@ class Reinforce(PolicyAgent):
     NAME = "REINFORCE"
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Names of the statistics, which are means over the rows of an update."""
-    _config: ReinforceConfig
+    config: ReinforceConfig
 
     def __init__(self, config: ReinforceConfig, **runtime: Any) -> None:
         """Take the arguments of `PolicyAgent`."""
@@ -95,13 +95,13 @@ class Reinforce(PolicyAgent):
         """Make one update when enough episodes have ended. Returns the number of optimizer updates."""
         if not self.rollout.full:
             return 0
-        config, frame = self._config, self._clock.frame
+        config, frame = self.config, self.clock.frame
         batch = self.batch(config.gamma, gae_lambda=1.0)
         if config.baseline == "mean":
             batch.advantage.sub_(batch.advantage.mean())
         if config.normalize_advantage:
             batch.advantage.copy_(normalize_advantages(batch.advantage))
-        self._entropy_coef = value_at(config.entropy_coef, frame)
+        self.entropy_coef = value_at(config.entropy_coef, frame)
         statistics = self.learner.gradient(self.loss, batch)
         self.record(statistics, self.descend(self.lr))
         self.rollout.clear()
@@ -118,8 +118,8 @@ class Reinforce(PolicyAgent):
         value_error = 0.5 * (value - minibatch.value_target).square().mean()
         entropy = entropies.mean()
         loss = policy
-        if self._config.value_coef is not None:
-            loss = torch.add(loss, value_error, alpha=self._config.value_coef)
-        if self._entropy_coef:  # torch would still differentiate a term with weight zero
-            loss = torch.sub(loss, entropy, alpha=self._entropy_coef)
+        if self.config.value_coef is not None:
+            loss = torch.add(loss, value_error, alpha=self.config.value_coef)
+        if self.entropy_coef:  # torch would still differentiate a term with weight zero
+            loss = torch.sub(loss, entropy, alpha=self.entropy_coef)
         return loss, torch.stack([policy, value_error, entropy]).detach()

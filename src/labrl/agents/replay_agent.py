@@ -94,6 +94,9 @@ class ReplayAgent(Agent):
     A derived agent defines `update`.
     """
 
+    config: Any
+    """Options of the agent."""
+
     TRAITS = Traits(
         actions=(gym.spaces.Discrete, gym.spaces.Box),
         greedy=True,
@@ -122,7 +125,9 @@ class ReplayAgent(Agent):
         """critic_outputs: number of outputs of a critic for a continuous action; policy_statistics: names of
         the means that the policy's loss returns; sde: options of state-dependent exploration; None:
         no such exploration."""
-        self._clock, self._ranks, self.actions = clock, compute.ranks, actions
+        self.config, self._ranks, self.actions = config, compute.ranks, actions
+        self.clock = clock
+        """Number of frames so far, and further counts."""
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
         whole = not self.TRAITS.loss_is_mean
         policy, critics = build_networks(
@@ -243,7 +248,7 @@ class ReplayAgent(Agent):
 
     def learn(self) -> int:
         """Make the updates that are due after this vector step. Returns the number of updates."""
-        before, experience = self._clock.frame, self.experience
+        before, experience = self.clock.frame, self.experience
         for target in self.targets.values():
             target.frames_passed(before, before + experience.frames_per_step)
         count = experience.due()
@@ -286,7 +291,7 @@ class ReplayAgent(Agent):
             self._weight = learner.scalar("averaging", 1.0)
         elif not learner.waits:
             self._weight = learner.scalar("averaging", AVERAGING)
-        lr_now = value_at(lr, self._clock.frame)
+        lr_now = value_at(lr, self.clock.frame)
         statistics, _ = learner.update(loss, batch, lr_now, after=self._finish[name][1])
         self.experience.updates += name == "critics"
         return statistics
@@ -308,7 +313,7 @@ class ReplayAgent(Agent):
             self._ranks.all_reduce_mean_(means)
         values = [*means.tolist(), norm]
         if not math.isfinite(norm):
-            check_finite(self._clock.frame, {names[0]: values[0], names[-1]: norm})
+            check_finite(self.clock.frame, {names[0]: values[0], names[-1]: norm})
         averages = self._averages.setdefault(names[-1], values)
         for place, value in enumerate(values):
             averages[place] += AVERAGING * (value - averages[place])
@@ -336,7 +341,7 @@ class ReplayAgent(Agent):
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at the current frame."""
-        frame = self._clock.frame
+        frame = self.clock.frame
         return {
             **self.averages("critics"),
             **self.averages("policy"),
@@ -360,7 +365,7 @@ class ReplayAgent(Agent):
             return dict.fromkeys(names, math.nan)
         values = found.tolist() if isinstance(found, Tensor) else found
         averages = dict(zip(names, values, strict=True))
-        check_finite(self._clock.frame, averages)
+        check_finite(self.clock.frame, averages)
         return averages
 
     def modules(self) -> dict[str, nn.Module]:

@@ -78,13 +78,13 @@ class RolloutValuesAgent(Agent):
         data_parallel=True,
         shares_weights=True,
     )
-    _config: RolloutValuesConfig
+    config: RolloutValuesConfig
 
     def __init__(
         self, config: RolloutValuesConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self.check(config, spaces)
-        self._config, self._clock = config, clock
+        self.config, self.clock = config, clock
         value = ExpectedValue(ExpectedValueConfig(loss="squared"), compute.device)
         self._policy = ValuePolicy(config, value, spaces, clock, streams, compute)
         self._rollout = Rollout(config.horizon, spaces.num_envs)
@@ -117,7 +117,7 @@ class RolloutValuesAgent(Agent):
         in the network's layout and their masks. It is called for the states after the last row, then for the
         final states of truncated episodes.
         """
-        rollout, after, config = self._rollout, self._after, self._config
+        rollout, after, config = self._rollout, self._after, self.config
         assert after is not None, "learn() follows observe()"
         rollout.set_values(value)
         bootstrap_value = value_of(self._policy.network.layout(after.array), after.mask)

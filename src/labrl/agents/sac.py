@@ -133,7 +133,8 @@ class SAC(ReplayAgent):
         critic_outputs: int = 1,
     ) -> None:
         """critic_outputs: number of outputs of a critic for a continuous action."""
-        self._soft = soft = soft_policy(spaces.action)
+        self.soft = soft = soft_policy(spaces.action)
+        """How actions and their entropy follow from the outputs of the policy network."""
         # The entropy that the policy can reach depends on how many actions are valid in a state.
         self._relative = spaces.masked and config.temperature is None and config.target_entropy is None
         super().__init__(
@@ -149,10 +150,11 @@ class SAC(ReplayAgent):
             policy_statistics=("loss_policy", "entropy", *(("entropy_largest",) if self._relative else ())),
         )
         self._temperature = Temperature(config, soft.usual_entropy, clock, self.critics)
-        self._alpha = self._temperature.prepare()
+        self.alpha = self._temperature.prepare()
+        """Weight of the entropy in this update."""
         if isinstance(config, SACConfig):
-            self._target: TargetNetwork[Any] = config.target.build(learner=self.critics)
-            self.targets = {"target": self._target}
+            self.target: TargetNetwork[Any] = config.target.build(learner=self.critics)
+            self.targets = {"target": self.target}
         self._noise_stream = streams.torch("noise", compute.device)
 
     @classmethod
@@ -178,11 +180,11 @@ class SAC(ReplayAgent):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update (algorithm 1). Returns the error of each row of the minibatch. [batch]"""
-        self._alpha = self._temperature.prepare()
+        self.alpha = self._temperature.prepare()
         following, here = self.noisy(batch)
         rows = self.descend("critics", self.critic_loss, following)
         self.descend("policy", self.policy_loss, here, after=self._learn_temperature)
-        self._target.updated()
+        self.target.updated()
         return rows[1]
 
     def _learn_temperature(self, statistics: Tensor) -> None:
@@ -191,7 +193,7 @@ class SAC(ReplayAgent):
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
         """Return the minibatch twice, with separate noise for the critics' loss and for the policy's loss."""
-        shape, stream = (2, len(batch.reward), self._soft.noise_size), self._noise_stream
+        shape, stream = (2, len(batch.reward), self.soft.noise_size), self._noise_stream
         noise = torch.randn(shape, generator=stream, device=batch.reward.device)
         return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
 
@@ -200,12 +202,12 @@ class SAC(ReplayAgent):
 
         Returns a scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
         """
-        soft, policy = self._soft, self.policy_network
+        soft, policy = self.soft, self.policy_network
         with torch.no_grad():
             parameters = mask_logits(policy(batch.next_observation), batch.next_mask)
             choice, entropy = soft.choose(parameters, batch.noise)
-            value = soft.min_q(self._target.forward_network(batch.next_observation, choice), choice)
-            value = soft_value(value, entropy, self._alpha)
+            value = soft.min_q(self.target.forward_network(batch.next_observation, choice), choice)
+            value = soft_value(value, entropy, self.alpha)
             target = torch.addcmul(batch.reward, batch.discount, value)
         values = select_q(critics(batch.observation, batch.action), batch.action)
         losses = squared_errors(values, target, batch.weight)
@@ -217,9 +219,9 @@ class SAC(ReplayAgent):
         Returns a scalar to be minimized, and the means of the policy's statistics, [2 or 3].
         """
         parameters = mask_logits(policy(batch.observation), batch.mask)
-        choice, entropy = self._soft.choose(parameters, batch.noise)
-        value = self._soft.min_q(self.frozen_critics(batch.observation, choice), choice)
-        loss = -soft_value(value, entropy, self._alpha).mean()
+        choice, entropy = self.soft.choose(parameters, batch.noise)
+        value = self.soft.min_q(self.frozen_critics(batch.observation, choice), choice)
+        loss = -soft_value(value, entropy, self.alpha).mean()
         means = [loss.detach(), entropy.detach().mean()]
         if self._relative:
             means.append(batch.mask.sum(1, dtype=torch.float32).log().mean())
@@ -351,8 +353,8 @@ class Temperature:
         self, config: SoftActorCriticConfig, usual_entropy: float, clock: Clock, learner: Learner[Any]
     ) -> None:
         """usual_entropy: target if the options specify none; learner: learner whose losses read alpha."""
-        self._fixed, self._lr, self._clock, self._learner = config.temperature, config.lr, clock, learner
-        self._target: Schedule = usual_entropy if config.target_entropy is None else config.target_entropy
+        self._fixed, self._lr, self.clock, self._learner = config.temperature, config.lr, clock, learner
+        self.target: Schedule = usual_entropy if config.target_entropy is None else config.target_entropy
         self._numbers: Any = [math.log(config.initial_temperature), 0.0, 0.0, 0.0]
         """log alpha, the mean of its slopes, the mean of their squares, and the number of updates."""
         if not learner.waits:
@@ -362,13 +364,13 @@ class Temperature:
     def value(self) -> float:
         """Alpha at the current frame."""
         if self._fixed is not None:
-            return value_at(self._fixed, self._clock.frame)
+            return value_at(self._fixed, self.clock.frame)
         return math.exp(self._numbers[0])
 
     def prepare(self) -> float | Tensor:
         """Return alpha for the losses of the next update."""
-        frame, learner = self._clock.frame, self._learner
-        self._now = learner.scalar("target_entropy", value_at(self._target, frame))
+        frame, learner = self.clock.frame, self._learner
+        self._now = learner.scalar("target_entropy", value_at(self.target, frame))
         self._rate = learner.scalar("temperature_lr", value_at(self._lr, frame))
         on_device = self._fixed is None and not learner.waits
         return learner.scalar("temperature", self._numbers[0].exp() if on_device else self.value)
@@ -398,7 +400,7 @@ class Temperature:
     def metrics(self) -> dict[str, float]:
         """Return alpha and the target entropy."""
         learned = self._fixed is None
-        target = value_at(self._target, self._clock.frame) if learned else math.nan
+        target = value_at(self.target, self.clock.frame) if learned else math.nan
         return {"temperature": self.value, "target_entropy": target}
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Sarsa(RolloutValuesAgent):
 
     Config = SarsaConfig
     NAME = "sarsa"
-    _config: SarsaConfig
+    config: SarsaConfig
 
     def __init__(self, config: SarsaConfig, **runtime: Any) -> None:
         """Take the arguments of `RolloutValuesAgent`."""
@@ -77,16 +77,16 @@ class Sarsa(RolloutValuesAgent):
         """Make the updates if the rollout is full. Returns the number of optimizer updates."""
         if not self._rollout.full:
             return 0
-        learner, frame, rollout = self._policy.learner, self._clock.frame, self._rollout
+        learner, frame, rollout = self._policy.learner, self.clock.frame, self._rollout
         value = self._state_value(rollout.rows("observation"), rollout.masks, rollout.rows("action"))
         batch = self.batch(value, self._next_value)
-        for _ in range(self._config.epochs):
+        for _ in range(self.config.epochs):
             statistics = learner.gradient(returns_loss, batch)
-            norm = learner.step(value_at(self._config.lr, frame))
+            norm = learner.step(value_at(self.config.lr, frame))
         self._metrics = dict(zip(self._metrics, [*statistics.tolist(), norm], strict=True))
         check_finite(frame, self._metrics)
         rollout.clear()
-        return self._config.epochs
+        return self.config.epochs
 
     def _next_value(self, observation: NDArray, mask: Masks) -> NDArray[np.float32]:
         """Choose actions in states outside the rollout, and return the values of these actions. [n]"""
@@ -99,9 +99,9 @@ class Sarsa(RolloutValuesAgent):
         """Return the values of the given actions, or the mean values under the policy. [n]"""
         # Pass a tensor, so that targets use the same operations as the values that approach them.
         values, _ = self._policy.values(self._policy.learner.tensor(observation), mask)
-        if not self._config.expected:
+        if not self.config.expected:
             return values[np.arange(len(action)), action]
-        probability = self._policy.exploration.probabilities(values, self._clock.frame)
+        probability = self._policy.exploration.probabilities(values, self.clock.frame)
         return (probability * np.where(probability > 0, values, 0)).sum(1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:

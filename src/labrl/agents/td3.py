@@ -82,7 +82,6 @@ class TD3(ReplayAgent):
         self, config: TD3Config, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         assert isinstance(spaces.action, gym.spaces.Box)
-        self._config = config
         size = math.prod(spaces.action.shape)
         self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=size)
         super().__init__(
@@ -95,9 +94,9 @@ class TD3(ReplayAgent):
             num_critics=self.NUM_CRITICS,
             policy_statistics=("loss_policy",),
         )
-        self._target_policy: TargetNetwork[Any] = config.target.build(learner=self.policy)
-        self._target_critics: TargetNetwork[Any] = config.target.build(learner=self.critics)
-        self.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
+        self.target_policy: TargetNetwork[Any] = config.target.build(learner=self.policy)
+        self.target_critics: TargetNetwork[Any] = config.target.build(learner=self.critics)
+        self.targets = {"target_policy": self.target_policy, "target_critics": self.target_critics}
         self._noise_stream = streams.torch("noise", compute.device)
 
     def observe(self, step: Step) -> None:
@@ -108,7 +107,7 @@ class TD3(ReplayAgent):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update (algorithm 1 of TD3). Returns the error of each row of the minibatch. [batch]"""
-        config = self._config
+        config = self.config
         if config.target_noise:
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
             noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
@@ -116,8 +115,8 @@ class TD3(ReplayAgent):
         rows = self.descend("critics", self.critic_loss, batch)
         if self.experience.updates % config.policy_delay == 0:
             self.descend("policy", self.policy_loss, batch)
-            self._target_critics.updated()
-            self._target_policy.updated()
+            self.target_critics.updated()
+            self.target_policy.updated()
         return rows[1]
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
@@ -126,10 +125,10 @@ class TD3(ReplayAgent):
         Returns a scalar to be minimized, and CRITIC_STATISTICS of each row, [3, batch].
         """
         with torch.no_grad():
-            action = self._target_policy.forward_network(batch.next_observation).tanh_()
+            action = self.target_policy.forward_network(batch.next_observation).tanh_()
             if batch.noise is not None:
                 action = action.add_(batch.noise).clamp_(-1, 1)
-            value = self._target_critics.forward_network(batch.next_observation, action).amin(0)
+            value = self.target_critics.forward_network(batch.next_observation, action).amin(0)
             target = torch.addcmul(batch.reward, batch.discount, value)
         values = critics(batch.observation, batch.action)
         losses = squared_errors(values, target, batch.weight)
@@ -143,7 +142,7 @@ class TD3(ReplayAgent):
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at the current frame."""
-        return {**super().metrics(), "exploration": self._noise.strength(self._clock.frame)}
+        return {**super().metrics(), "exploration": self._noise.strength(self.clock.frame)}
 
     def parts(self) -> dict[str, Any]:
         """Return learners, replay buffer and noise."""

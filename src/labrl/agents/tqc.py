@@ -77,9 +77,9 @@ class TQC(SAC):
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the loss for the target samples r + gamma^n (z_(i) - alpha log pi(a'|s')), eq. 10 to 14."""
         with torch.no_grad():
-            action, entropy = self._soft.choose(self.policy_network(batch.next_observation), batch.noise)
-            quantiles = self._target.forward_network(batch.next_observation, action)
-            value = smallest_atoms(quantiles, self._dropped) + self._alpha * entropy.unsqueeze(1)
+            action, entropy = self.soft.choose(self.policy_network(batch.next_observation), batch.noise)
+            quantiles = self.target.forward_network(batch.next_observation, action)
+            value = smallest_atoms(quantiles, self._dropped) + self.alpha * entropy.unsqueeze(1)
             target = torch.addcmul(batch.reward.unsqueeze(1), batch.discount.unsqueeze(1), value)
         values = critics(batch.observation, batch.action)
         losses = quantile_losses(values, target, batch.weight)
@@ -87,7 +87,7 @@ class TQC(SAC):
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) minus the mean of all quantiles of Z(s, a), eq. 15."""
-        action, entropy = self._soft.choose(policy(batch.observation), batch.noise)
+        action, entropy = self.soft.choose(policy(batch.observation), batch.noise)
         value = self.frozen_critics(batch.observation, action).mean((0, 2))
-        loss = -soft_value(value, entropy, self._alpha).mean()
+        loss = -soft_value(value, entropy, self.alpha).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
