@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -207,6 +208,36 @@ def test_extension_that_would_learn_nothing_is_refused_with_values_to_train_on(
     assert rows(Path("long/session_0/train.csv"))[-1]["frame"] == "512"
     assert main(["+resume=short", *suggested]) == 0
     assert float(rows(Path("short/session_0/train.csv"))[-1]["lr"]) > 0
+
+
+def test_schedule_that_starts_in_its_middle_is_announced_with_one_that_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression test: a rate jumped to the middle of a line without a word. A later extension proposed the
+    rate of frame 0, which had not been used since the change."""
+    fixed = [*FALLING, "agent.clip_range=0.2", "meta.log_frequency=64"]
+    assert main([*fixed, "agent.lr=1e-3", "env.max_frame=256", "hydra.run.dir=run"]) == 0
+    assert main(["+resume=run", "env.max_frame=512", "agent.lr=2e-4"]) == 0
+    shutil.copytree("run", "jumps")
+    capsys.readouterr()
+    changed = ["env.max_frame=1024", "agent.lr=linear:2e-4:0"]
+    assert main(["+resume=jumps", *changed]) == 0
+    assert main(["+fork=run", "at=512", "hydra.run.dir=branch", *changed]) == 0
+    one, other = (line for line in capsys.readouterr().out.splitlines() if line.startswith("agent.lr is"))
+    assert one == other
+    assert one.split()[2] == "0.0001", "half of the frames have been played"
+    recipe = one.partition("'")[2].rstrip("'")
+    capsys.readouterr()
+    assert main(["+resume=run", "env.max_frame=1024", recipe]) == 0
+    assert "agent.lr is" not in capsys.readouterr().out
+    found = {int(row["frame"]): float(row["lr"]) for row in rows(Path("run/session_0/train.csv"))}
+    assert found[512] == 2e-4
+    assert 1.5e-4 < found[576] < 2e-4
+    assert found[1024] < 2e-5
+    for run, rate in (("jumps", 1e-4), ("run", 2e-4)):
+        assert main([f"+resume={run}", "env.max_frame=2048"]) == 2
+        (proposed,) = re.findall(r"agent\.lr=(\S+)$", capsys.readouterr().err, re.MULTILINE)
+        assert float(proposed) == pytest.approx(rate, rel=0.01), run
 
 
 def test_changed_coefficient_holds_from_the_checkpoint_on_and_a_rerun_repeats_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,14 @@ from labrl.component import Component
 from labrl.config.keys import changes, written
 from labrl.config.traits import dataclasses_in, hints
 from labrl.errors import InputError
-from labrl.schedules import LinearSchedule, Schedule, largest, value_at
+from labrl.schedules import (
+    LinearSchedule,
+    Schedule,
+    SequenceSchedule,
+    ShapedSchedule,
+    largest,
+    value_at,
+)
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -81,23 +89,55 @@ def refuse_idle(config: TrialConfig, frame: int, before: int, typed: str) -> Non
         return
     first = max(frame, before) + 1
     frames = [first + (budget - first) * at // _POINTS for at in range(_POINTS + 1)]
-    idle: dict[str, Schedule] = {
-        key: value
-        for key, value in coefficients(config)
-        if key.endswith(NEEDED)
-        and isinstance(value, Schedule)
-        and largest(value) > 0
-        and not any(value_at(value, one) for one in frames)
-    }
+    idle: dict[str, float] = {}
+    for key, value in coefficients(config):
+        if not key.endswith(NEEDED) or not isinstance(value, Schedule):
+            continue
+        since, current = _last_part(value)
+        if largest(current) > 0 and not any(value_at(value, one) for one in frames):
+            # Values from before the last change of the coefficient are not those of the run as it is now.
+            held = [since + (first - since) * at // _POINTS for at in range(_POINTS + 1)] if since else []
+            idle[key] = max((value_at(current, one) for one in held), default=0) or largest(current)
     if not idle:
         return
     names = " and ".join(f"{key}={written(0)}" for key in idle)
-    values = " ".join(f"{key}={written(float(f'{largest(value):.3g}'))}" for key, value in idle.items())
+    values = " ".join(f"{key}={_rounded(value)}" for key, value in idle.items())
     why = f"from frame {first - 1:,} on, the schedules of this run keep {names}, so nothing would be learned"
     fix = f"\nTo continue training with these values: env.max_frame={budget} {values}"
     fix += f"\nTo train a new run with the larger budget: {typed}"
     place = f"env.max_frame={budget}"
     raise InputError.about(place, f"{why}.{fix}", code="contradiction", key=next(iter(idle)))
+
+
+def schedule_jumps(before: TrialConfig, now: TrialConfig, frame: int) -> Iterator[str]:
+    """Yield a line on each coefficient that was changed to a schedule that has another value at `frame` than
+    the coefficient had, because schedules count frames from the start of the run.
+
+    before, now: configurations of the run that continues and of its continuation; frame: frame of the
+    checkpoint.
+    """
+    old, budget = dict(coefficients(before)), now.env.config.max_frame
+    for key, value in coefficients(now):
+        was, new = old.get(key), _last_part(value)[1] if isinstance(value, Schedule) else None
+        if value == was or not isinstance(was, Schedule) or not isinstance(new, ShapedSchedule):
+            continue
+        here, there = value_at(was, frame), value_at(new, frame)
+        if not math.isclose(here, there):
+            points = f"[[{frame}, {_rounded(here)}], [{budget}, {_rounded(value_at(new, budget))}]]"
+            yield (
+                f"{key} is {_rounded(there)} at frame {frame:,}: schedules count from frame 0. To continue "
+                f"from {_rounded(here)}: '{key}={{kind: piecewise, points: {points}}}'"
+            )
+
+
+def _last_part(schedule: Schedule) -> tuple[int, Schedule]:
+    """Return the schedule that now holds, and the frame from which it holds: 0, or that of the last change by
+    a resume."""
+    return schedule.parts[-1] if isinstance(schedule, SequenceSchedule) else (0, schedule)
+
+
+def _rounded(value: float) -> str:
+    return written(float(f"{value:.3g}"))
 
 
 def _at(plain: Mapping[str, Any], key: str) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from labrl.config.compose import resolve
 from labrl.config.keys import Change, contradictions, split_override
 from labrl.errors import DamagedFileError, InputError
 from labrl.processes.output import doing
@@ -22,7 +23,8 @@ from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
-from labrl.trial.again import Again, check_past, overrides_of, say_differences
+from labrl.trial.again import Again, check_past, completed, overrides_of, say_differences
+from labrl.trial.coefficients import schedule_jumps
 from labrl.trial.composed import Composed
 from labrl.trial.request import Request, frame_of
 
@@ -156,6 +158,9 @@ class Fork(Again):
         differs = differences(self.past.read_provenance(), now)
         run.update(fork={**entry, "differs": differs})
         say_differences(differs)
+        before = resolve(completed(self.past.read_config()))
+        for line in schedule_jumps(before, composed.config, self.frame):
+            say(line)
 
     def _copy(self, old: RunSession, new: RunSession) -> None:
         """Copy the files of a session up to the frame of the fork. Raises InputError if its checkpoint no

@@ -33,7 +33,7 @@ from labrl.trial.again import (
     refusal,
     say_differences,
 )
-from labrl.trial.coefficients import hold_changes, refuse_idle
+from labrl.trial.coefficients import hold_changes, refuse_idle, schedule_jumps
 from labrl.trial.composed import Composed
 from labrl.trial.find import find_run
 from labrl.trial.fork import Fork
@@ -150,12 +150,17 @@ class Resume(Again):
                 # With forced values that do not fit, the run would be left without a usable state.
                 self.check_fits(config, saved[0], contradicting)
             begins = {index: reached.get(index, 0) for index in left}
+            frame = max(reached.values(), default=0)
+            before = resolve(completed(run.read_config())) if frame else config
+            jumps = list(schedule_jumps(before, config, frame))
             with recording_failure(run):
                 differs = self._record(begins, changed, composed, bool(contradicting))
                 for line in origins() if run.experiment is None else ():
                     say(line)
                 edited = [one for one in changed if one.key in self.in_file]
                 _announce(run, begins, reached, edited, differs)
+                for line in jumps:
+                    say(line)
                 plan_sessions(config, run, left)
         return run
 
