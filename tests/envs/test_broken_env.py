@@ -102,6 +102,7 @@ def test_nan_observation_is_logged_with_environment_and_step(tmp_path: Path) -> 
     assert len(lines) == 1, "the observation was not reported exactly once"
     assert "broken" in lines[0]
     assert "nan" in lines[0]
+    assert "warning" in (result.sessions[0].error or "")
 
 
 def test_diverging_loss_fails_the_session_without_numpy_warnings(
@@ -110,6 +111,7 @@ def test_diverging_loss_fails_the_session_without_numpy_warnings(
     huge = "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 1e30}"
     result = labrl.train([*OVERRIDES, "+env.make.how=never", huge, f"hydra.run.dir={tmp_path / 'run'}"])
     assert "loss_value" in (result.sessions[0].error or "")
+    assert "warning" not in (result.sessions[0].error or ""), "it refers to a warning that was not given"
     assert not recwarn.list, "NumPy warned of an overflow beside labrl's error"
 
 

@@ -308,8 +308,7 @@ class NonFiniteError(Exception):
     def __init__(self, term: str, frame: int) -> None:
         super().__init__(
             f"{term} is not finite at frame {frame}. The last checkpoint before that frame is kept. "
-            "Usual causes are a learning rate that is too high, rewards or observations of extreme size, and "
-            "observations that are not finite (see the warning above)."
+            "Usual causes are a learning rate that is too high, and rewards or observations of extreme size."
         )
         self.term = term
         self.frame = frame

@@ -94,6 +94,8 @@ class VectorEnv:
         self._may_break, self._several = kind in "fV", kind == "V"
         """Whether to check observations for non-finite numbers (until the first warning), and whether
         observations have several inputs."""
+        self.saw_not_finite = False
+        """Whether there was a warning of an observation that is not finite."""
         self._lost: NDArray | None = None  # last observations of episodes that cannot be reproduced
         self._begin(seed)
 
@@ -179,7 +181,7 @@ class VectorEnv:
         """
         if (found := not_finite(observation)) is None:
             return
-        self._may_break = False
+        self._may_break, self.saw_not_finite = False, True
         env, value = found
         _log.warning(
             "%s: environment %d returned an observation that contains %s after step %d of its episode; "

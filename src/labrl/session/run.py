@@ -127,7 +127,9 @@ def _run(
         session_log.append(folder.log, traceback.format_exc() if error.__cause__ else result.error)
     except NonFiniteError as error:
         result.error = str(error)
-        session_log.append(folder.log, str(error))
+        if session is not None and session.env.saw_not_finite:
+            result.error += " An observation of this session was not finite (see the warning above)."
+        session_log.append(folder.log, result.error)
     except (Exception, SystemExit) as error:  # A user's environment may call sys.exit.
         result.error = _described(error)
         session_log.append(folder.log, traceback.format_exc())

@@ -93,6 +93,8 @@ class Acted(NamedTuple):
     """Version of the acting weights: the number of optimizer updates when they were published."""
     ended: float
     """Time at which the step ended, `time.monotonic` in seconds, the same clock in both processes."""
+    saw_not_finite: bool
+    """Whether there was a warning of an observation that is not finite."""
 
 
 class ActorProcess:
@@ -120,6 +122,8 @@ class ActorProcess:
         self.seed = seed
         self.num_envs: int = config.env.config.num_envs
         self.action_mask: NDArray[np.bool_] | None = None
+        self.saw_not_finite = False
+        """Whether there was a warning of an observation that is not finite."""
         self.actions: NDArray | None = None
         """Actions of the last step; None before the first step. [num_envs, *action]"""
         self._options, self._weights_path = options, folder.path / "acting_weights.bin"
@@ -185,6 +189,7 @@ class ActorProcess:
         step = self._acted.step
         self._record.append(action)
         self.actions, self.action_mask = action, step.mask
+        self.saw_not_finite = self._acted.saw_not_finite
         self._reached, self._observation = step.next_observation, step.observation
         self._steps += 1
         if step.void:  # the episodes of a resumed run were cut, and the process has started new ones
@@ -331,7 +336,8 @@ def serve(
             step = env.step(action)
             # Copies, because they are sent later, when the agent may have reused its arrays.
             decision = {name: part.copy() for name, part in agent.decision().items()}
-            sender.send(Acted(action.copy(), decision, step, version, time.monotonic()))
+            ended = time.monotonic()
+            sender.send(Acted(action.copy(), decision, step, version, ended, env.saw_not_finite))
             view = transforms.step(step)
             agent.observe(view)
             clock.tick(env.num_envs, len(step.episodes))
