@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import ClassVar, Literal, Self, get_args
 from urllib.parse import unquote, urlsplit
 
@@ -42,6 +44,10 @@ Code = Literal[
 """Kind of error. Each class below lists the kinds that it can have."""
 
 
+TRACEBACK = "For the traceback, put HYDRA_FULL_ERROR=1 before the command"
+"""What to type to see where an error comes from that has no log yet."""
+
+
 def first_line(error: object) -> str:
     """Return the first line of an error or a text, joined with the next one if it ends with a colon.
 
@@ -56,11 +62,51 @@ def first_line(error: object) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the text of an error, or the line of code that raised it if it has no text."""
+    """Return the type and the text of an error, and the notes from `note_place`. Of an error without text,
+    return the line of code that raised it instead of the text."""
+    note_place(error)
     name, text = type(error).__name__, str(error)
     if text or not (frames := traceback.extract_tb(error.__traceback__)):
-        return f"{name}: {text}"
-    return f"{name} in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
+        return with_notes(error, f"{name}: {text}")
+    return with_notes(error, f"{name} in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}")
+
+
+def with_notes(error: BaseException, text: str) -> str:
+    """Return `text` with the notes of an error in parentheses."""
+    notes = [first_line(note) for note in vars(error).get("__notes__", ())]
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def note_place(error: BaseException, where: str = "") -> None:
+    """Add notes to an error: the innermost file and line of the user's own code, and `where` if it is given.
+
+    An error whose place is noted keeps it, because notes, other than tracebacks, reach another process.
+    """
+    notes = vars(error).get("__notes__", ())
+    if not any(_PLACE.fullmatch(note) for note in notes) and (place := _own_place(error)):
+        error.add_note(place)
+    if where:
+        error.add_note(where)
+
+
+_PLACE = re.compile(r".+\.py:\d+")
+"""Pattern of the note of a place."""
+
+
+def _own_place(error: BaseException) -> str:
+    """Return the innermost `file:line` in the traceback of an error that is neither in labrl nor in an
+    installed package nor in Python itself; '' if there is none."""
+    libraries = (
+        f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}",
+        sysconfig.get_path("stdlib") + os.sep,
+    )
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
+        if not packaged and not file.startswith(("<", *libraries)):
+            near = os.path.relpath(file)
+            return f"{file if near.startswith(os.pardir) else near}:{line}"
+    return ""
 
 
 def install_command(extra: str) -> str:

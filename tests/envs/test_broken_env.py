@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 from pathlib import Path
 
+import broken_env
 import pytest
 from refusals import refused
 
@@ -16,6 +18,13 @@ OVERRIDES = ["env=gymnasium", "env.id=null", "env.name=broken", "env.num_envs=1"
 OVERRIDES += ["+env.make._target_=broken_env.Broken", "agent.horizon=64", "agent.batch_size=64"]
 OVERRIDES += ["preset=none", "meta=dev", "meta.max_session=1", "meta.progress=false", "wandb=disabled"]
 OVERRIDES += ["env.fresh_env_per_episode=false"]
+
+
+def place(line: str) -> str:
+    """Return the place of the line of the broken environment that begins with `line`, as in messages."""
+    lines = inspect.getsource(broken_env).splitlines()
+    (number,) = (at for at, one in enumerate(lines, start=1) if one.strip().startswith(line))
+    return f"broken_env.py:{number}"
 
 
 @pytest.mark.parametrize(
@@ -35,10 +44,17 @@ def test_error_before_the_run_is_an_input_error(
         labrl.train([*OVERRIDES, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
 
 
+def test_error_before_the_run_names_the_line_of_ones_own_code(tmp_path: Path) -> None:
+    overrides = [*OVERRIDES, "env.fresh_env_per_episode=null", f"hydra.run.dir={tmp_path / 'run'}"]
+    named = "JSONDecodeError", place("json.loads"), "step 5 ", "environment 0", "HYDRA_FULL_ERROR=1"
+    with refused("environment", "env.make", *named):
+        labrl.train([*overrides, "+env.make.how=unreadable"])
+
+
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        ("exit", ["SystemExit: 4"]),
+        ("exit", ["SystemExit: 4", "step 10 ", "environment 0"]),
         ("asserts", ["AssertionError", "broken_env.py", "assert self._steps < 20"]),
         ("varies", ["put_", "meta.deterministic=false", "meta.device=cpu"]),
         ("not_a_number", ["broken", "environment 0", "nan", "step 10"]),
@@ -125,7 +141,10 @@ def test_error_in_a_worker_is_one_line_with_its_traceback_in_the_log(
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
     result = labrl.train(overrides)
-    assert result.sessions[0].error == "ArithmeticError: the simulator gave up"
+    error = result.sessions[0].error or ""
+    assert error.startswith("ArithmeticError: the simulator gave up")
+    for word in (place("raise ArithmeticError"), "step 10", "environment 0", "env.restarts=3"):
+        assert word in error
     assert "Traceback" not in capfd.readouterr().err
     log = (result.folder / "session_0" / "session.log").read_text()
     assert 'raise ArithmeticError("the simulator gave up")' in log, "the log lacks the worker's traceback"

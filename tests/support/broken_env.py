@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 class Broken(gym.Env):
     """An environment with episodes of ten steps that fails as `how` says.
 
-    Depending on `how` it fails when it is created, in step 17 or 20 of its life, or when it is closed.
+    Depending on `how` it fails when it is created, in step 5, 17 or 20 of its life, or when it is closed.
     """
 
     observation_space: gym.Space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -42,6 +43,8 @@ class Broken(gym.Env):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._steps += 1
         reward: Any = 1.0
+        if self._steps == 5 and self._how == "unreadable":
+            json.loads("battery empty")
         if self._steps == 20 and self._how == "exit":
             sys.exit(4)
         if self._how == "asserts":

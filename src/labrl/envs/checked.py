@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from labrl.envs.info import number_of, numbers_of, shorten
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
-from labrl.errors import EnvironmentFailedError
+from labrl.errors import EnvironmentFailedError, note_place
 
 RETURNED = {
     "reset": ("observation", "info"),
@@ -93,11 +93,13 @@ class CheckedEnv:
         given: dict[str, Any] = {"seed": seed, "options": copy.deepcopy(self._options)}
         try:
             answer: Any = self.env.reset(**given)
-        except (TypeError, ValueError, IndexError) as problem:
-            if re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(problem)):
+        except (Exception, SystemExit) as error:
+            if re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(error)):
                 signature = "reset(self, *, seed=None, options=None)"
-                self._refuse(f"{_path(self.env.unwrapped)}.reset() must be defined as {signature}: {problem}")
-            self._check_innermost("reset", given)
+                self._refuse(f"{_path(self.env.unwrapped)}.reset() must be defined as {signature}: {error}")
+            if isinstance(error, TypeError | ValueError | IndexError):
+                self._check_innermost("reset", given)
+            note_place(error, f"reset of environment {self._number}")
             raise
         observation, info = self._as_values("reset", answer, given)
         return observation, self._check(observation, info)
@@ -110,8 +112,10 @@ class CheckedEnv:
         self._steps += 1
         try:
             answer: Any = self.env.step(action)
-        except (TypeError, ValueError, IndexError):
-            self._check_innermost("step", {"action": action})
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TypeError | ValueError | IndexError):
+                self._check_innermost("step", {"action": action})
+            note_place(error, f"step {self._steps} of the episode of environment {self._number}")
             raise
         if type(answer) is not tuple or len(answer) != 5:
             answer = self._as_values("step", answer, {"action": action})

@@ -14,7 +14,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from labrl.envs.masks import observation_of, replace_invalid
-from labrl.errors import InputError, described
+from labrl.errors import TRACEBACK, InputError, described
 from labrl.spaces import ACHIEVED, DESIRED, alike
 
 _log = logging.getLogger(__name__)
@@ -177,7 +177,8 @@ class GoalEnv:
                 over = bool(np.any(terminated) or np.any(truncated))
         except Exception as error:
             why = f"failed before the run: {described(error)}"
-            raise InputError.about(f"env.name={self._name}", why, code="environment", key="env") from error
+            name = f"env.name={self._name}"
+            raise InputError.about(name, why, TRACEBACK, code="environment", key="env") from error
         return goals[ACHIEVED], goals[DESIRED], rewards, ends
 
 

@@ -19,7 +19,7 @@ from labrl.envs.checked import CheckedEnv, MisfitError
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
 from labrl.envs.protocol import Repeats
 from labrl.envs.single import EnvFactory, GymnasiumConfig
-from labrl.errors import Code, InputError, LabrlError, described
+from labrl.errors import TRACEBACK, Code, InputError, LabrlError, described
 from labrl.spaces import copied, same
 
 STEPS = 20
@@ -182,7 +182,7 @@ class EnvProbe:
             raise
         except (Exception, SystemExit) as error:
             why, key = f"{what} failed before the run: {described(error)}", self._make.key
-            raise InputError.about(self._make.named, why, code="environment", key=key) from error
+            raise InputError.about(self._make.named, why, TRACEBACK, code="environment", key=key) from error
 
     def _unusable(self, why: str, code: Code = "environment") -> InputError:
         fix, key = "To ignore masks, set env.action_mask=false", "env.action_mask"

@@ -13,7 +13,7 @@ from typing import Any
 
 from labrl.envs.checked import CheckedEnv
 from labrl.envs.masks import KEY
-from labrl.errors import LabrlError, LostProcessError
+from labrl.errors import LabrlError, LostProcessError, described
 from labrl.processes.helper import (
     HelperError,
     HelperProcess,
@@ -103,19 +103,20 @@ class Workers:
             except Exception as error:
                 # Answers that do not fit would not fit again.
                 final = isinstance(error, LabrlError) and not isinstance(error, EnvironmentLostError)
+                if not (final or self._left[number]) and self._restarts:
+                    error.add_note(f"env.restarts={self._restarts} is used up")
                 if final or not self._left[number]:
                     raise
                 self._left[number] -= 1
                 _log.warning(
                     "%s: environment %d failed after step %d of its episode and is made again (restart %d of "
-                    "%d, env.restarts): %s: %s",
+                    "%d, env.restarts): %s",
                     self._name,
                     number,
                     len(self._past[number].actions) if method == "step" else 0,
                     self._restarts - self._left[number],
                     self._restarts,
-                    type(error).__name__,
-                    error,
+                    described(error),
                 )
             attempt = partial(self._bring_back, number, method, given)
 
@@ -183,6 +184,8 @@ def _serve(session: ParentConnection, make: Callable[[], CheckedEnv]) -> None:
             pickle.loads(pickle.dumps(error))
         except Exception:  # it cannot be pickled
             sent = RuntimeError(f"{type(error).__name__}: {error}")
+            for note in vars(error).get("__notes__", ()):
+                sent.add_note(note)
         session.send((None, sent, traceback.format_exc()))
     finally:
         if env is not None:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.errors import LostProcessError
+from labrl.errors import LostProcessError, described
 from labrl.processes.script import Carried
 from labrl.processes.signals import (
     find_place_for_sockets,
@@ -237,7 +237,7 @@ def _main(
     except ParentEndedError:
         pass
     except BaseException as error:
-        message = f"{type(error).__name__}: {error}"
+        message = described(error)
         with contextlib.suppress(ParentEndedError):
             parent.send(Failure(message, traceback.format_exc()))
 

@@ -18,7 +18,16 @@ from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
-from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, BusyFolderError, LabrlError, described
+from labrl.errors import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    WRONG_INPUT,
+    BusyFolderError,
+    LabrlError,
+    described,
+    with_notes,
+)
 from labrl.learning.compute import use_one_thread
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.building import count, summary
@@ -123,7 +132,7 @@ def _run(
         if error.exit_code == WRONG_INPUT and (session is None or session.clock.frame == 0):
             raise
         group = leading() if isinstance(error, RankLostError) else None
-        result.error = str(error) if group is None else group.why_lost()
+        result.error = with_notes(error, str(error)) if group is None else group.why_lost()
         session_log.append(folder.log, traceback.format_exc() if error.__cause__ else result.error)
     except NonFiniteError as error:
         result.error = str(error)
