@@ -23,7 +23,7 @@ from rich.console import Console
 from run_cases import config_with
 from screen import Screen
 
-from labrl.errors import DONE, INTERRUPTED
+from labrl.errors import DONE, INTERRUPTED, WRONG_INPUT
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.panel import ExperimentPanel
@@ -332,6 +332,44 @@ def test_terminal_shows_the_panel_and_then_the_summary(size: tuple[int, int]) ->
     assert any(line.startswith("experiment folder:") for line in screen.lines)
     for trial in Path("e").glob("*_random_cartpole"):
         assert "frame" not in (trial / TRIAL_LOG).read_text()
+
+
+ROVER = """
+import gymnasium, numpy
+
+class Rover(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(1, numpy.float32), {}
+
+    def step(self, action):
+        try:
+            raise OSError("no power")
+        except OSError as error:
+            raise RuntimeError("wheel stuck") from error
+"""
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_failed_trial_is_one_line_and_its_traceback_is_in_its_log() -> None:
+    Path("rover.py").write_text(ROVER)
+    env = ["env=gymnasium", "env.id=null", "env.name=rover", "+env.make._target_=rover.Rover"]
+    command, leader = on_terminal((300, 40), *env, "env.max_frame=64", "seed=1,2")
+    text = read_until(leader, None)
+    os.close(leader)
+    assert command.wait(timeout=100) == WRONG_INPUT
+    lines = Screen(300, text).lines
+    assert not any("Traceback" in line or "direct cause" in line for line in lines), lines
+    assert not any("no power" in line for line in lines), lines
+    for number, trial in enumerate(sorted(Path("e").glob("*_random_rover"))):
+        (told,) = (line for line in lines if line.startswith(f"trial {number} failed"))
+        assert "wheel stuck" in told
+        assert "rover.py:14" in told
+        assert any(line.strip().endswith(f"{trial}/{TRIAL_LOG}") for line in lines)
+        log = (trial / TRIAL_LOG).read_text()
+        assert "Traceback" in log
+        assert "no power" in log
 
 
 @pytest.mark.usefixtures("own_folder")

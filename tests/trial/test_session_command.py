@@ -136,6 +136,13 @@ def test_job_that_was_cut_off_goes_on_where_nobody_knows_the_signature(
     (cut / "session_0" / "result.json").unlink()
     Run.open(cut).set_status("running")
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "elsewhere"))
-    order = {"folder": str(cut), "cwd": str(tmp_path), "label": "", "log": None, "logging": None}
+    order = {
+        "folder": str(cut),
+        "cwd": str(tmp_path),
+        "label": "",
+        "log": None,
+        "logging": None,
+        "full_error": False,
+    }
     assert carry_out(order) == (0, None)
     assert differences(whole, cut) == []

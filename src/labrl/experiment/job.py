@@ -22,10 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config.compose import explain, prepare
 from labrl.config.keys import is_hydras, without_alias
 from labrl.config.presets import choices_of
-from labrl.errors import DONE, LabrlError
+from labrl.errors import DONE, TRACEBACK, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Task, outcome_of, recorded
-from labrl.processes.output import labeled_output, print_error, print_traceback, printing_to
+from labrl.processes.output import INDENT, labeled_output, print_error, print_traceback, printing_to
 from labrl.processes.script import refuse_main
 from labrl.processes.secrets import redact
 from labrl.run.find import is_run
@@ -107,14 +107,15 @@ class Job:
         self.exit_code = outcome.exit_code
         return outcome
 
-    def plan(self, cfg: DictConfig, launcher: LauncherTraits) -> Run | Outcome:
+    def plan(self, cfg: DictConfig, launcher: LauncherTraits, logged: bool) -> Run | Outcome:
         """Write the folder of one trial, which a launcher with these traits will start.
 
-        Returns the outcome of a trial that is refused or has already ended.
+        logged: whether the output goes to the log of the trial. Returns the outcome of a trial that is
+        refused or has already ended.
         """
-        return self._attempt(lambda folder: self._plan(cfg, folder, launcher))
+        return self._attempt(lambda folder: self._plan(cfg, folder, launcher), logged)
 
-    def _attempt(self, act: Callable[[str], T]) -> T | Outcome:
+    def _attempt(self, act: Callable[[str], T], logged: bool = False) -> T | Outcome:
         """Return what `act` returns for the folder of the trial, or the outcome of a trial that failed with
         its error."""
         folder = HydraConfig.get().runtime.output_dir
@@ -126,22 +127,27 @@ class Job:
                 place(HydraConfig.get().run.dir, "hydra.run.dir")
                 return act(folder)
         except LabrlError as error:
-            if self._speaks(error):
+            if self._speaks(error, logged):
                 print_error(error)
             return Outcome.failed(str(error), error.exit_code)
         except Exception as error:
             told = redact(f"{type(error).__name__}: {error}")
-            if self._speaks(error):
+            if self._speaks(error, logged):
                 print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
-                print("labrl: for a traceback, put HYDRA_FULL_ERROR=1 before the command", file=sys.stderr)
+                print(f"labrl: {TRACEBACK}", file=sys.stderr)
             return Outcome.failed(told)
         finally:
             remove_unused_folder()
 
-    def _speaks(self, error: Exception) -> bool:
-        """Return whether to print an error here. In a grid, the experiment prints it."""
-        if self.full_error or (self.part_of == "search" and not isinstance(error, LabrlError)):
-            print_traceback(error)
+    def _speaks(self, error: Exception, logged: bool) -> bool:
+        """Return whether to print an error here. In a grid, the experiment prints it.
+
+        logged: whether the output goes to a log, which also receives the traceback of a failure of the user's
+        own code.
+        """
+        own = not isinstance(error, LabrlError) or error.__cause__ is not None
+        if self.full_error or (logged and own):
+            print_traceback(error, INDENT if logged else "")
         return self.part_of != "grid"
 
     def _plan(self, cfg: DictConfig, folder: str, launcher: LauncherTraits) -> Run | Outcome:
@@ -297,7 +303,7 @@ class Planner:
             variables: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
             environment = {str(name): str(value) for name, value in variables.items()}
             with changed_environment(environment):
-                run = self.job.plan(own, self.launcher)
+                run = self.job.plan(own, self.launcher, task.log is not None)
             order = {
                 "folder": str(folder),
                 "environment": environment
@@ -306,6 +312,7 @@ class Planner:
                 "cwd": str(folder if config.hydra.job.chdir else Path.cwd()),
                 "label": f"[{task.number}] ",
                 "log": task.log,
+                "full_error": self.job.full_error,
                 "logging": OmegaConf.to_container(config.hydra.job_logging, resolve=True),
             }
             planned = Planned(folder=folder, order=order, config=config)

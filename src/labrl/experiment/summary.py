@@ -13,7 +13,7 @@ from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_n
 from labrl.config.keys import shortened
 from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
-from labrl.run.experiment import Experiment, ExperimentStatus, TrialRecord
+from labrl.run.experiment import TRIAL_LOG, Experiment, ExperimentStatus, TrialRecord
 from labrl.run.run import Run
 from labrl.session.callbacks.display import Display
 from labrl.trial.summary import say
@@ -81,6 +81,9 @@ def print_experiment(
             Display.console().print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if (path / record.folder).exists():
                 say(f"  run folder: {path / record.folder}")
+            log = path / record.folder / TRIAL_LOG
+            if log.exists() and log.stat().st_size:
+                say(f"  log: {log}")
     if status != "finished":
         how = "interrupted; to resume" if status == "interrupted" else "to run unfinished trials again"
         say(f"{how}: {how_to_resume_experiment(path)}")

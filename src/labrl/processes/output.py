@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any, TextIO, cast
 
 from labrl.errors import LabrlError
 from labrl.processes.secrets import redact
+
+INDENT = "  "
+"""Text before each line of a traceback in the log of a trial. The panel leaves out indented lines."""
 
 _doing = False
 """Whether the last line on the terminal was written by `doing`."""
@@ -125,9 +129,10 @@ def print_error(error: LabrlError, with_traceback: bool = False) -> int:
     return error.exit_code
 
 
-def print_traceback(error: Exception) -> None:
-    """Print the traceback of an error without secrets."""
-    print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+def print_traceback(error: Exception, indent: str = "") -> None:
+    """Print the traceback of an error without secrets. indent: text before each line."""
+    text = redact("".join(traceback.format_exception(error)))
+    print(textwrap.indent(text, indent), end="", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.envs.games import check_environment
 from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
-from labrl.processes.output import doing, labeled_output, print_traceback, printing_to
+from labrl.processes.output import INDENT, doing, labeled_output, print_traceback, printing_to
 from labrl.processes.secrets import redact
 from labrl.processes.signals import Stopped
 from labrl.run.run import Run
@@ -65,9 +65,10 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     """Train the planned run that `order` names, in a process that does nothing else.
 
     order: `folder`, the run folder; `cwd`, the working directory; `label`, a prefix for lines of the trial's
-    output; `log`, a file in the run folder that receives the output instead, or None; and `logging`, the
-    value of `hydra.job_logging`. A run that was cut off, for example by the preemption of a job, is resumed.
-    Returns the exit code, and the error message if the trial as a whole failed.
+    output; `log`, a file in the run folder that receives the output instead, or None; `full_error`, whether
+    to print the traceback of any error; and `logging`, the value of `hydra.job_logging`. A run that was cut
+    off, for example by the preemption of a job, is resumed. Returns the exit code, and the error message if
+    the trial as a whole failed.
     """
     from labrl.envs.probe import keeping_spares
     from labrl.trial.trial import train
@@ -92,9 +93,9 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
             over = Run.open(order["folder"]).recorded_status in ("finished", "pruned")
             return DONE if over else stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED, None
         except Exception as error:
-            refused = isinstance(error, LabrlError)
-            if (log and not refused) or os.environ.get("HYDRA_FULL_ERROR") == "1":
-                print_traceback(error)
+            own = not isinstance(error, LabrlError) or error.__cause__ is not None
+            if order["full_error"] or (log and own):
+                print_traceback(error, INDENT if log else "")
             if isinstance(error, LabrlError):
                 return error.exit_code, str(error)
             return FAILED, redact(f"{type(error).__name__}: {error}")
