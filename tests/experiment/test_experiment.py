@@ -29,7 +29,7 @@ from trial_processes import (
 )
 
 from labrl.cli import main, replay, send_to_wandb
-from labrl.config.compose import compose
+from labrl.config.compose import compose, hydra_initialized
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
 from labrl.experiment.machine import Machine
@@ -505,14 +505,14 @@ def test_grid_accepts_presets_and_max_trial_is_only_an_upper_limit() -> None:
 
 def test_errors_in_a_grid_carry_code_and_key() -> None:
     machine = Machine(cores=2, gpus=[])
-    with pytest.raises(InputError) as refused:
+    with hydra_initialized(None), pytest.raises(InputError) as refused:
         plan_grid(
             [*QUICK, "env.max_frame=256,0", "seed=0"],
             lambda overrides: compose(overrides, with_hydra=True),
             machine,
         )
     assert (refused.value.code, refused.value.key) == ("range", "env.max_frame")
-    with pytest.raises(InputError) as refused:
+    with hydra_initialized(None), pytest.raises(InputError) as refused:
         plan_grid(
             [*QUICK, "seed=0,1", "meta.max_trial=1"],
             lambda overrides: compose(overrides, with_hydra=True),
