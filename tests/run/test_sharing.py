@@ -15,7 +15,7 @@ import yaml
 from exact_cases import small
 
 import labrl
-from labrl.cli import export_policy
+from labrl.cli import export_policy, main
 from labrl.errors import DONE, WRONG_INPUT, InputError, LabrlError
 from labrl.run.atomic import write_json
 
@@ -91,6 +91,15 @@ def test_card_has_what_the_hub_reads(card: Path) -> None:
     for part in ("curve.png", "transforms/observation=normalize", "labrl ", "torch ", "| session"):
         assert part in text
     assert text.count("finished") >= 3
+
+
+@pytest.mark.parametrize("verb", ["+enjoy", "+resume", "start_from"])
+@pytest.mark.parametrize("file", ["", "model.safetensors"])
+def test_card_in_place_of_a_run_is_refused_with_a_way_to_load_it(
+    file: str, verb: str, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"{verb}={card / file}"]) == WRONG_INPUT
+    assert f'labrl.load("{card}")' in capsys.readouterr().err
 
 
 def test_weights_are_tensors_by_name(card: Path) -> None:
