@@ -9,8 +9,9 @@ import gymnasium
 import pytest
 from torch import nn
 
+from labrl.cli import main
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
+from labrl.errors import WRONG_INPUT, InputError
 
 BASE = "defaults:\n  - gymnasium\n  - _self_\n"
 BROKEN = [
@@ -71,6 +72,18 @@ def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
     error = refusal([], tmp_path / "nowhere")
     assert (error.code, error.key) == ("not-found", "--config-dir")
+
+
+def test_error_for_a_key_in_a_users_preset_names_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_yaml(tmp_path, "preset", b"dqn: {agent: {alfa: 3, gamma: 0.9}}\n", "acrobot")
+    command = ["--config-dir", str(folder), "env=acrobot", "agent=dqn", f"hydra.run.dir={tmp_path / 'run'}"]
+    for more in ([], ["-m", "seed=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]):
+        assert main([*command[: len(command) - bool(more)], *more]) == WRONG_INPUT
+        message = capsys.readouterr().err
+        assert "agent.alfa" in message
+        assert str(folder / "preset" / "acrobot.yaml") in message
 
 
 def test_config_dir_may_lead_up_through_folders(tmp_path: Path) -> None:

@@ -176,8 +176,11 @@ def test_trials_make_no_report_or_videos_unless_asked_for(typed: str) -> None:
 
 
 def test_ready_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search=ppo"]) == WRONG_INPUT
-    assert "labrl -m hydra/sweeper=optuna search=<space>" in capsys.readouterr().err
+    for missing in (["search=ppo"], ["search=ppo", "hydra/sweeper=optuna"], ["-m", "search=ppo"]):
+        assert main(missing) == WRONG_INPUT
+        message = capsys.readouterr().err
+        assert "-m hydra/sweeper=optuna" in message
+        assert "<space>" not in message
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "sac", "td3", "ddpg", "crossq"])

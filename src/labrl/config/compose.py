@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 from labrl.config.keys import key_of, split_override, walk, written
-from labrl.errors import Code, InputError, LabrlError
+from labrl.errors import Code, InputError, LabrlError, sentences
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -252,10 +252,13 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
 
 
 @contextmanager
-def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
-    """Context manager: add to an InputError which presets may set its unknown keys.
+def naming_preset(
+    choices: Mapping[str, str], overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
+) -> Iterator[None]:
+    """Context manager: add to an InputError which presets may set its unknown keys, and which files of the
+    user set its keys.
 
-    choices: chosen option of each group.
+    choices: chosen option of each group; overrides, config_dir: from which the configuration was composed.
     """
     try:
         yield
@@ -274,17 +277,35 @@ def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
                 else one
                 for one in mistakes
             ]
-        raise InputError.of(mistakes) from error
+        files = _files_of_user(overrides, config_dir)
+        raise InputError.of(
+            InputError(sentences(one.message, f"It is set in {file}"), code=one.code, key=one.key)
+            if (file := next((file for key, file in files.items() if _within(one.key or "", key)), ""))
+            else one
+            for one in mistakes
+        ) from error
+
+
+def _files_of_user(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return the file of the user that sets a key, by key, without the keys that an override sets."""
+    if config_dir is None:
+        return {}
+    typed = set(map(key_of, overrides))
+    return {
+        key: origin
+        for _, origin, content in _composed_files(list(overrides), config_dir)
+        if origin.startswith(os.path.abspath(config_dir))
+        for key in _values(content, components=False)
+        if key not in typed
+    }
 
 
 def check_no_search(space: Mapping[str, Any] | None) -> None:
     """Raise InputError if a trial that is not part of a search has a search space."""
     if space:
-        raise InputError.usage(
-            "search=<space>",
-            "this is not a search, because the sweeper for searches is not set",
-            "Type labrl -m hydra/sweeper=optuna search=<space> ..., or set search=none",
-        )
+        why = "it has a search space, but this is not a search, which needs -m and hydra/sweeper=optuna"
+        fix = "Add what is missing to the command line, labrl -m hydra/sweeper=optuna, or set search=none"
+        raise InputError.usage("search", why, fix)
 
 
 def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from labrl.analysis.adastop import Stages
 from labrl.analysis.formats import align_columns
 from labrl.config.compose import check_no_search, naming_preset, resolve
+from labrl.config.extensions import Groups
 from labrl.config.keys import Change, is_hydras, key_of, traits, unescaped
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
@@ -386,7 +387,9 @@ def _misfit(check: Callable[[_Trial], None], trial: _Trial, every: Sequence[list
 def _check_values(trial: _Trial) -> None:
     """Raise InputError for wrong values of the trial."""
     plain = trial.plain
-    with naming_preset(trial.choices):
+    # Those of a trial that goes back to a run were recorded from a valid configuration.
+    overrides = trial.record.overrides if trial.again is None else []
+    with naming_preset(trial.choices, overrides, next(iter(Groups.folders[1:]), None)):
         resolve(trial.cfg or plain, plain)
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
     if trial.again is None:

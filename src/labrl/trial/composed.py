@@ -44,7 +44,7 @@ class Composed:
         plain = resolved(cfg, command.choices.get("agent", ""))
         check_composed(plain)
         check_start_from(plain["start_from"]["run"], command.overrides)
-        with naming_preset(command.choices):
+        with naming_preset(command.choices, command.overrides, command.config_dir):
             if "torch" not in sys.modules:
                 doing("loading PyTorch")
             config = resolve(cfg, plain)
