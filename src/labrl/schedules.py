@@ -125,7 +125,7 @@ class PiecewiseSchedule:
     """Linear interpolation between `points`, constant before the first and after the last one."""
 
     kind: Literal["piecewise"]
-    points: Annotated[list[tuple[Frames, float]], MinLen(1)]
+    points: Annotated[list[tuple[Frames, float]], MinLen(1), "[[frame, value], ...]"]
     """`[frame, value]` pairs with increasing frames."""
 
     def __post_init__(self) -> None:

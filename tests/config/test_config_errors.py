@@ -65,6 +65,11 @@ UNKNOWN_OPTIONS = {
     "experiment=slm_lab": "Did you mean experiment=slm_lab/",
     "experiment=best": "<folder>/experiment/best.yaml",
     "agent=3": "labrl --help",
+    "wandb=off": "Did you mean wandb=disabled?",
+    "wandb=true": "Did you mean wandb=online?",
+    "agent/offline=null": "Did you mean agent/offline=none?",
+    "env=null": "labrl-envs",
+    "hydra/sweeper=null": "hydra/sweeper=null",
     "env=unheard_of": "labrl-envs",
 }
 
@@ -73,9 +78,48 @@ UNKNOWN_OPTIONS = {
 def test_error_for_unknown_option_suggests_the_nearest_option(override: str) -> None:
     """Check that the message also names a command that lists all options."""
     group = override.partition("=")[0]
-    lists = {"env": "labrl-envs", "meta": "Known: "}.get(group, "labrl --help")
+    short = dict.fromkeys(("meta", "wandb", "agent/offline"), "Known: ")
+    lists = {"env": "labrl-envs", **short}.get(group, "labrl --help")
     with refused("unknown-option", group, override, UNKNOWN_OPTIONS[override], lists):
         compose([override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "meant", "other"),
+    [
+        (["agent=dqn", "agent.exploraton.epsilon=0.1"], "agent.exploration.epsilon=0.1", "", "memory.eps"),
+        (
+            ["agent=dqn", "agent.memory.epsilon=0.1"],
+            "agent.memory.eps=0.1",
+            "agent.exploration.epsilon",
+            "Known keys",
+        ),
+        (["agent=dqn", "trainer.step_per_epoch=1000"], "meta.eval_frequency=1000", "", "agent.horizon"),
+        (["agent=td3", "env=pendulum", "agent.noise.sigma=0.2"], "agent.noise.std=0.2", "", "Known keys"),
+    ],
+)
+def test_key_of_another_library_is_one_that_the_agent_has(
+    overrides: list[str], key: str, meant: str, other: str
+) -> None:
+    """Regression test: keys that exist with other options only were suggested, too."""
+    message = str(mistaken(*overrides))
+    assert key in message
+    assert meant in message
+    assert other not in message
+
+
+def test_error_for_noisy_exploration_names_what_was_typed() -> None:
+    with refused("contradiction", "agent.exploration", "agent/exploration=noise") as caught:
+        resolve(compose(["agent=dqn", "agent/exploration=noise"]))
+    assert "labrl.agents" not in str(caught.value)
+
+
+@pytest.mark.parametrize("point", ["[1000]", "[1000,1,2]", "1000"])
+def test_error_for_a_point_of_a_schedule_says_what_a_point_is(point: str) -> None:
+    """Regression test: the message advised agent.lr.points[1][1]=<value>, which cannot be typed."""
+    with refused(None, "agent.lr.points[1]", point, "[frame, value]") as caught:
+        resolve(compose([f"agent.lr={{kind: piecewise, points: [[0,1e-3],{point}]}}"]))
+    assert "[1]=" not in str(caught.value)
 
 
 def test_error_for_key_below_a_null_names_the_override_that_set_it() -> None:
@@ -134,7 +178,7 @@ def mistaken(*overrides: str) -> InputError:
         ("agent.log_std_init=11", "range", "10"),
         ("agent.lr=fast", "type", "linear"),
         ("agent.normalize_advantage=1", "type", "true"),
-        ("meta.device=gpu", "unknown-option", "meta.device=cpu"),
+        ("meta.device=gpu", "unknown-option", "meta.device=cuda"),
         ("meta.distributed=true", "unknown-option", "'shared'"),
         ("seed=-1", "range", "0"),
         ("env.vectorization=threads", "unknown-option", "'sync'"),
@@ -298,6 +342,13 @@ def test_error_for_several_values_suggests_a_list_only_where_valid(override: str
     assert lists == LISTS[override]
     for typed in lists:
         resolve(compose([typed]))
+
+
+@pytest.mark.parametrize("values", ["interval(1e-5,1e-3)", "tag(log,interval(1e-5,1e-3))"])
+def test_error_for_an_interval_suggests_a_search(values: str) -> None:
+    """Regression test: a grid was suggested, which refuses intervals."""
+    with refused("usage", "agent.lr", f"labrl -m hydra/sweeper=optuna 'agent.lr={values}'"):
+        compose([f"agent.lr={values}"])
 
 
 @pytest.mark.parametrize("override", ["agent.lr=[1e-3,1e-4]", "agent.network.torso.mlp.hidden={a: 1}"])

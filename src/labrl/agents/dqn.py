@@ -151,9 +151,9 @@ class DQN(Agent):
         check_experience(config, env, traits_of(config.network.torso).recurrent)
         if exploration_class(config.exploration).TRAITS.noisy and config.network.noisy is None:
             raise InputError.contradiction(
-                f"agent.exploration={config.exploration.target}",
+                "agent.exploration",
                 "agent.network.noisy=null",
-                "it explores through noise in the weights of the network",
+                "agent/exploration=noise explores through noise in the weights of the network",
                 "agent.network.noisy=0.5 or agent/exploration=epsilon_greedy",
             )
 

@@ -20,8 +20,16 @@ from labrl.component import Component, TargetError, accepted_settings, load_targ
 from labrl.config.keys import NEW, walk, written
 from labrl.config.traits import annotation, dataclasses_in, hints
 from labrl.errors import Code, InputError, LabrlError, sentences
-from labrl.mistakes.names import agent_target, option_meant, options_of, own_file, setting_of, unknown_key
-from labrl.mistakes.spelling import did_you_mean
+from labrl.mistakes.names import (
+    agent_target,
+    option_meant,
+    options_of,
+    own_file,
+    setting_of,
+    unknown_key,
+    value_meant,
+)
+from labrl.mistakes.spelling import did_you_mean, suggested
 from labrl.processes.secrets import restore
 from labrl.schedules import KINDS, AdaptiveRate
 from labrl.types import real_number, whole_number
@@ -174,7 +182,7 @@ def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> l
 _TYPES = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
-    "list_type": "must be a list",
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     **dict.fromkeys(("dict_type", "dataclass_type"), "must be a group of keys"),
     "model_attributes_type": "must be a group of keys with a kind",
 }
@@ -200,10 +208,11 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
         hint = f"{own_file(group, given).removesuffix('.')} and write +{group}={given}."
     elif not hint and kind == "list_type" and isinstance(given, int | float):
         hint = f" Write '{key}=[{shown}]'."
-    elif not hint and (example := annotation(known.get(name), str)):
-        hint = f" Write {key}={example}."
+    elif not hint and (example := annotation(known.get(name.partition("[")[0]), str)):
+        hint = f" Write {key.partition('[')[0]}={example}."
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
-    allowed = re.sub(r"^\w+ should", "must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
+    allowed = re.sub(r"(\d)\.0\b| after validation, not.*", r"\1", one["msg"])
+    allowed = re.sub(r"^\w+ should", "must", allowed)
     allowed = re.sub(r"(greater|less) than or equal to", lambda found: _BOUNDS[found[1]], allowed)
     match kind:
         case "unexpected_keyword_argument":
@@ -226,6 +235,9 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
                 return mistake
             advice = f"To replace the whole part, write ~{parent} '+{parent}={{_target_: {target}}}'"
             return InputError(sentences(mistake.message, advice), code=mistake.code, key=mistake.key)
+        case "missing" if key.endswith("]"):  # a list of fixed length, of which pydantic names each entry
+            key, shown = key[: key.rindex("[")], written(given)
+            allowed = f"have more than {len(given)} entries"
         case "missing" | "union_tag_not_found":
             null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
             return InputError.missing(key, fix=f"{setting_of(key)}{null}")
@@ -234,7 +246,8 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             text = text.replace(" or ", ", ").replace("False", "false").replace("True", "true")
             names = [quoted or plain for quoted, plain in re.findall(r"'([^']*)'|([^\s,]+)", text)]
             tag = str(context.get("tag", given))
-            meant = did_you_mean(tag, names, f"{key}=")
+            other = value_meant(key, tag)
+            meant = suggested([other]) if other else did_you_mean(tag, names, f"{key}=")
             if tag == "kl":
                 able = ", ".join(f"agent={agent}" for agent in options_of("agent") if _adapts_rate(agent))
                 meant = f" Only agent.lr can be adapted to the KL divergence, with {able}."

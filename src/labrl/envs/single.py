@@ -227,8 +227,8 @@ class EnvFactory:
                 )
         except LabrlError:
             raise
-        except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from None
+        except (error.UnregisteredEnv, error.DeprecatedEnv):
+            raise InputError(_unknown(env_id), code="unknown-option", key="env.id") from None
         except (error.DependencyNotInstalled, ImportError) as problem:
             named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
             if named and named[1] in EXTRAS:
@@ -286,7 +286,7 @@ def _import(module: str) -> None:
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
 
 
-def _unknown(env_id: str, problem: error.Error) -> str:
+def _unknown(env_id: str) -> str:
     """Return a message on an unknown id that suggests the nearest id, or the option of an Atari game."""
     game = env_of(env_id).removeprefix("env=")
     if game in games():
@@ -295,9 +295,6 @@ def _unknown(env_id: str, problem: error.Error) -> str:
             "env.import_module=ale_py, and its frames are not preprocessed."
         )
     hint = did_you_mean(env_id, reversed(gymnasium.registry), "env.id=")  # the newest in a tie
-    if not hint:
-        newest = re.search(r"Did you mean: `(.+?)`", str(problem))
-        hint = f" Did you mean {newest[1]}?" if newest else ""
     return (
         f"env.id={env_id} is not registered in Gymnasium.{hint} Ids of other packages need"
         " env.import_module=<the module that registers them>; Atari games are env=<game>, such as env=pong."

@@ -239,6 +239,12 @@ def other_option(group: str, option: str) -> str:
     return options.get(option.lower().replace("-", "_"), "")
 
 
+def value_meant(key: str, value: str) -> str:
+    """Return what to type for a value of `key` as named in other libraries, or '' if it is unknown."""
+    meant = (one for one in other_names().get(key.rpartition(".")[2], []) if one.key == key)
+    return next((one.typed(value) for one in meant if value.lower() in one.values), "")
+
+
 def other_commands() -> dict[str, str]:
     """Return a dict from commands of other libraries, such as train, to what to type instead."""
     commands = _content()["commands"]
@@ -268,6 +274,9 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
         parents = [*keys, one.key.rpartition(".")[0]]
         text = f"): {', or '.join(typed)}"
         if one.key in keys:  # first, before what exists with other options
+            place = one.key.rpartition(".")[0]
+            if nearest(parent.rpartition(".")[2], [place.rpartition(".")[2]]):  # the part that was typed
+                suggestions = {why: fix for why, fix in suggestions.items() if fix.startswith(f"{place}.")}
             suggestions = {one.meaning: "", **suggestions} | {one.meaning: f"{one.key} ({one.meaning}{text}"}
             break
         if one.key != key and (owners := owners_of(one.key, parents)):

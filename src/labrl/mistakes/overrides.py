@@ -150,6 +150,8 @@ def _unknown_option(
         lists = "labrl-envs lists all names; for any other Gymnasium id, write env=gymnasium env.id=<id>."
     if not env_of(last) and not group.startswith("hydra/"):
         lists += own_file(group, last)
+    if last == "null":
+        near = [f"{group}=none"] if "none" in options else []
     if meant := other_option(group, last) or ("" if near else option_named(last)):
         near = [meant]
     message = f"{group}={last}: no such option.{suggested(near)} {lists}"
@@ -165,6 +167,10 @@ def _wrong_choice(error: Exception, choices: Sequence[Override], loader: ConfigL
         return InputError(first_line(error), code="usage")
     group, override = one.key_or_group, str(one.input_line)
     options, owners = _options(group, loader), owners_of(group.replace("/", "."))
+    if options and not one.is_delete() and not isinstance(one.value(), str | list):
+        return _unknown_option(
+            MissingConfigException("", f"{group}/{override.partition('=')[2]}"), choices, loader
+        )
     known = hydra.compose("config", return_hydra_config=True)
     chosen = known.hydra.runtime.choices
     if not options:
@@ -216,7 +222,10 @@ def _several_values(one: Override, cfg: DictConfig) -> InputError:
         is_of_user(key) or OmegaConf.is_list(OmegaConf.select(cfg, key, throw_on_resolution_failure=False))
     )
     as_list = f", or {override.replace('=', '=[', 1)}] for a list" if is_list else ""
-    fix = f"Write labrl -m '{override}' for an experiment{as_list}"
+    if one.is_interval_sweep():
+        fix = f"Write labrl -m hydra/sweeper=optuna '{override}' for a search"
+    else:
+        fix = f"Write labrl -m '{override}' for an experiment{as_list}"
     return InputError.about(override, "a trial has one value of each key", fix, code="usage", key=key)
 
 
