@@ -108,6 +108,21 @@ def test_key_of_another_library_is_one_that_the_agent_has(
     assert other not in message
 
 
+@pytest.mark.parametrize(("env_id", "meant"), [("Nope-v0", None), ("CartPole-v9", "CartPole-v1")])
+def test_id_of_an_environment_is_suggested_only_if_it_is_similar(
+    env_id: str,
+    meant: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Regression test: Hopper was suggested for Nope."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["env=gymnasium", f"env.id={env_id}"]) == 2
+    suggested = re.findall(r"Did you mean (?:env\.id=)?(\S+)\?", capsys.readouterr().err)
+    assert suggested == ([meant] if meant else [])
+
+
 def test_error_for_noisy_exploration_names_what_was_typed() -> None:
     with refused("contradiction", "agent.exploration", "agent/exploration=noise") as caught:
         resolve(compose(["agent=dqn", "agent/exploration=noise"]))
