@@ -118,3 +118,17 @@ def test_command_says_what_is_decided_and_how_many_seeds_more(
     assert not (tmp_path / "report.html").exists()
     assert report([str(tmp_path / "a"), "--adaptive"]) == WRONG_INPUT
     assert "--adaptive" in capsys.readouterr().err
+
+
+def test_command_says_how_many_seeds_there_are_if_they_fill_no_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression test: groups of four seeds were "undecided after 0 seeds each"."""
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+    for lr, seeds in ((1e-3, 4), (2e-3, 7)):
+        for seed in range(seeds):
+            config = config_with(agent__lr=lr, seed=seed)
+            write_run(tmp_path / f"{lr}_{seed}", [rows_of([500, 1000], [100.0 + seed] * 2)], config=config)
+    assert report([str(tmp_path), "--adaptive"]) == DONE
+    (pair,) = (line for line in capsys.readouterr().out.splitlines() if len(re.findall(r"lr=", line)) > 1)
+    assert sorted(re.findall(r"\b\d\b(?=\D)", re.sub(r"0\.00\d", "", pair))) == ["4", "5", "7"]

@@ -44,7 +44,8 @@ def compare_entries(entries: Sequence[Mapping[str, Any]], stages: Stages) -> dic
     """Compare the groups of one environment by AdaStop. entries: statistics of each group.
 
     Returns `size`, `most`, `alpha`; `pairs` (groups `x` and `y`, the `better` group or None, and `seeds`, the
-    number of seeds of each group); `next_stage`: the total number of seeds that each group of an undecided
+    number of seeds of each group that were compared); `available`: the number of seeds of each group, also
+    beyond the last complete stage; `next_stage`: the total number of seeds that each group of an undecided
     pair needs; `more`: how many of these seeds the group still lacks; `frames` and `seconds`: the expected
     training cost of the missing seeds, estimated from the group's sessions so far.
     """
@@ -65,6 +66,7 @@ def compare_entries(entries: Sequence[Mapping[str, Any]], stages: Stages) -> dic
         "most": stages.most,
         "alpha": ALPHA,
         "pairs": [pair._asdict() for pair in found.pairs],
+        "available": {name: len(values) for name, values in returns.items()},
         "next_stage": next_stage,
         "more": more,
         "frames": round(cost["frames"]),
@@ -106,8 +108,11 @@ def lines(env: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{env}, final returns in stages of {size} seeds (AdaStop, family-wise error at most {alpha:g} %):"
     for pair in found["pairs"]:
         state = pair_text(pair, found["most"])
-        few = f", because a stage has {size}" if not pair["seeds"] else ""
-        yield f"  {pair['x']} and {pair['y']}: {state} after {pair['seeds']} seeds each{few}"
+        if pair["seeds"]:
+            yield f"  {pair['x']} and {pair['y']}: {state} after {pair['seeds']} seeds each"
+        else:
+            had = " and ".join(f"{found['available'][name]} of {name}" for name in (pair["x"], pair["y"]))
+            yield f"  {pair['x']} and {pair['y']}: {state}: a stage needs {size} seeds of each, got {had}"
     yield f"  {next_text(found)}"
 
 
