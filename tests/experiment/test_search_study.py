@@ -341,6 +341,21 @@ def test_overrides_without_effect_on_training_may_differ_in_a_study(tmp_path: Pa
         assert counts in str(refused.value)
 
 
+def test_refusal_names_only_the_overrides_that_differ(tmp_path: Path) -> None:
+    """Regression test: the list of all overrides was printed twice."""
+
+    def with_overrides(*overrides: str) -> Space:
+        return Space.of({}, {}, ["x=interval(0.0, 1.0)", "env=pong", "meta.eval_frequency=400", *overrides])
+
+    study(tmp_path, space=with_overrides("env.max_frame=2000"), budget=2000)
+    with pytest.raises(InputError) as refused:
+        study(tmp_path, space=with_overrides("env.max_frame=5000", "agent.gamma=0.9"), budget=5000)
+    text = str(refused.value)
+    assert [text.count(one) for one in ("2000", "5000", "agent.gamma=0.9")] == [1, 1, 1]
+    assert "pong" not in text
+    assert "meta.eval_frequency" not in text
+
+
 def test_order_of_overrides_of_different_keys_does_not_matter(tmp_path: Path) -> None:
     def with_overrides(*overrides: str) -> Space:
         return Space.of({}, {}, ["x=interval(0.0, 1.0)", *overrides])

@@ -25,7 +25,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.keys import split_override, traits
+from labrl.config.keys import key_of, split_override, traits
 from labrl.errors import InputError
 from labrl.experiment.search.objective import (
     ended_early,
@@ -441,6 +441,8 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
         return agreed
     then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
     differs = [key for key in mine if mine[key] != then.get(key)]
+    if "fixed" in differs:
+        differs = [key for key in differs if key not in ("frames", "sessions")]  # follow from overrides
     if differs:
         told = "".join(
             f"\n  {line}" for key in differs for line in _differences(key, then.get(key), mine[key])
@@ -460,6 +462,13 @@ def _differences(key: str, then: Any, now: Any) -> list[str]:
     if isinstance(then, dict) and isinstance(now, dict):
         parts = [part for part in {**then, **now} if then.get(part) != now.get(part)]
         return [f"{part}: {_shown(then.get(part))} there, {_shown(now.get(part))} here" for part in parts]
+    if key == "fixed":
+        typed = [
+            [[one for one in overrides if key_of(one) == part] for overrides in (then, now)]
+            for part in dict.fromkeys(map(key_of, [*then, *now]))
+        ]
+        told = [[" ".join(own) or "not set" for own in pair] for pair in typed if pair[0] != pair[1]]
+        return [f"{there} there, {here} here" for there, here in told]
     return [f"{key}: {then} there, {now} here"]
 
 
