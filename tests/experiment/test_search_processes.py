@@ -99,6 +99,24 @@ def test_search_runs_no_more_trials_at_once_than_its_launcher_may(tmp_path: Path
         process.communicate()
 
 
+def test_interrupted_search_prints_its_trials_and_how_to_resume(tmp_path: Path) -> None:
+    """Regression test: after Ctrl-C, nothing said what had been done."""
+    home = tmp_path / "search"
+    process = start(home, "meta.max_trial=200", "hydra.sweeper.n_jobs=1", "search/pruner=none")
+    marker = home / "experiment.json"
+    wait_until(lambda: marker.exists() and '"complete"' in marker.read_text(), process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 130, output
+    after = output.partition("final return")[2]
+    ended = [trial for trial in info(home)["trials"] if trial["state"] == "complete"]
+    rows = [line.split() for line in after.splitlines()]
+    shown = {int(row[0]): row for row in rows if len(row) > 2 and row[0].isdigit() and row[1] == "finished"}
+    assert set(shown) == {trial["number"] for trial in ended}
+    assert all(f"agent.epochs={trial['params']['agent.epochs']}" in shown[trial["number"]] for trial in ended)
+    assert f"labrl -m +resume={home}" in after
+
+
 def test_killed_and_resumed_search_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     kill_and_compare(tmp_path, kills=1, total=3)
 

@@ -10,6 +10,7 @@ each seed, and, after these runs, their `values` by objective.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,14 +26,14 @@ from labrl.analysis.search import SearchResult, read_search, summary, verdict
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, run_queue
+from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, recorded, run_queue
 from labrl.experiment.search.objective import trial_value
 from labrl.experiment.search.options import Confirm
 from labrl.experiment.search.pruners import value_at
 from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
-from labrl.experiment.summary import how_to_resume_experiment
+from labrl.experiment.summary import how_to_resume_experiment, print_experiment
 from labrl.run.atomic import write_atomic
 from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord, TrialStatus
 from labrl.run.provenance import as_yaml
@@ -165,7 +166,7 @@ class Search(RetryingQueue):
     def record(self) -> None:
         """Update `experiment.json` from the study."""
         began = time.monotonic()
-        self.experiment.set_trials(map(self._as_record, self.study.trials()))
+        self.experiment.set_trials(map(self.record_of, self.study.trials()))
         now = time.monotonic()
         self._next_record = now + max(RECORD_SECONDS, (now - began) / RECORD_SHARE)
 
@@ -274,7 +275,8 @@ class Search(RetryingQueue):
         finally:
             callbacks.answer_here = None
 
-    def _as_record(self, trial: FrozenTrial) -> TrialRecord:
+    def record_of(self, trial: FrozenTrial) -> TrialRecord:
+        """Return the entry of a trial for `experiment.json`."""
         own = trial.user_attrs.get(FACTS, {})
         home, status = self.experiment.path, STATUS[trial.state]
         if status == "running" and own.get("home") == str(home) and self._interruption.requested:
@@ -385,7 +387,7 @@ def conclude(
     search.record()
     if code in (INTERRUPTED, TERMINATED):
         experiment.set_status("interrupted")
-        say(f"interrupted; to resume: {how_to_resume_experiment(experiment.path)}")
+        _tell_so_far(search)
         return code
     facts = dict(experiment.read_info().get("search", {}))
     best = study.best()
@@ -414,6 +416,26 @@ def conclude(
     say(f"experiment folder: {experiment.path}")
     storage.close()
     return code
+
+
+def _tell_so_far(search: Search) -> None:
+    """Print the best trial of an interrupted search and the table of its trials, as for a grid; if no trial
+    has ended, print only how to resume."""
+    study, path, trials = search.study, search.experiment.path, search.study.trials()
+    outcomes = {}
+    for trial in trials:
+        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+            with contextlib.suppress(LabrlError):  # The folder may be on another machine.
+                outcomes[trial.number] = recorded(Run.open(study.folder_of(trial)))
+    if not outcomes:
+        say(f"interrupted; to resume: {how_to_resume_experiment(path)}")
+        return
+    if told := search.note():
+        say(told)
+    records = [
+        dataclasses.replace(search.record_of(trial), overrides=[_values(trial.params)]) for trial in trials
+    ]
+    print_experiment(path, records, outcomes, "interrupted")
 
 
 def break_off(experiment: Experiment, storage: StudyStorage, error: Exception) -> int:
