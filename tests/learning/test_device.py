@@ -25,6 +25,14 @@ from labrl.session.team import on_cpu
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+def test_precision_auto_is_the_same_if_torch_does_not_know_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = Compute.choose("cpu", "auto", 1).precision
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert Compute.choose("cpu", "auto", 1).precision == expected
+
+
 @pytest.mark.parametrize(
     ("device", "faster", "num_gpus", "expected"),
     [

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +32,12 @@ def record_graph(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 
 def _cpu_has(*capabilities: str) -> bool:
-    """Return whether the processor has any of `capabilities`, which are names that torch uses."""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name) for name in capabilities)
+    """Return whether the processor has any of `capabilities`, which are names that torch and Linux use."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        found = torch.cpu.get_capabilities()
+        return any(found.get(name) for name in capabilities)
+    # PyTorch has the function since 2.11.
+    return not set(capabilities).isdisjoint(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
 
 
 def _check_gpus(device: str, num_gpus: float) -> None:

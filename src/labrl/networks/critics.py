@@ -97,7 +97,8 @@ class Perceptrons(nn.Module):
         x: [batch, inputs]; first: whether to compute only the first perceptron.
         """
         x = x.expand(1 if first else self._count, -1, -1)
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for i in range(self._last + 1):  # torch.compile of PyTorch 2.8 cannot follow zip() of these lists
+            weight, bias = self.weights[i], self.biases[i]
             if first:
                 weight, bias = weight[:1], bias[:1]
             if i == self._last and self._single:

@@ -31,7 +31,9 @@ def library_of(array: NDArray | Tensor) -> Any:
 
 def tensor_type(dtype: np.dtype[Any]) -> torch.dtype:
     """Return the torch type that corresponds to a NumPy type."""
-    return torch.from_numpy(np.zeros(0, dtype)).dtype
+    # The type is not read from a tensor, because tensors become constants of an exported policy.
+    found: torch.dtype = vars(torch)[np.dtype(dtype).name]
+    return found
 
 
 def cast(array: Array, dtype: Any) -> Array:
@@ -279,13 +281,33 @@ class ScaleBytes(nn.Module):
         return (numbers - self.low) / self.width
 
 
+class OneHot(nn.Module):
+    """Converts discrete values to one-hot vectors."""
+
+    values: Tensor
+
+    def __init__(self, choices: list[tuple[int, int]]) -> None:
+        """choices: the first value and the number of values of each input."""
+        super().__init__()
+        self._counts = [count for _, count in choices]
+        values = [first + i for first, count in choices for i in range(count)]
+        self.register_buffer("values", torch.tensor(values), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return whether each input has each of its values. [batch, inputs] -> [batch, sum of counts]"""
+        # torch's one_hot checks its input and waits for the result of the check.
+        whole, values = inputs.long(), self.values.split(self._counts)
+        return torch.cat([whole[:, i, None] == own for i, own in enumerate(values)], dim=1)
+
+
 class FlattenInputs(nn.Module):
     """Converts observations to vectors. Discrete values become one-hot, and bytes are scaled to [0, 1]."""
 
     def __init__(self, space: gym.Space[Any], shares: bool = True) -> None:
         """shares: whether bytes are scaled to [0, 1]."""
         super().__init__()
-        self._size, self._choices = math.prod(space.shape or ()), choices_of(space)
+        self._size, choices = math.prod(space.shape or ()), choices_of(space)
+        self.one_hot = OneHot(choices) if choices else None
         bounds = range_of(space) if shares else 1.0
         self._unit = 1.0 if isinstance(bounds, tuple) else 1 / bounds
         self.shares = ScaleBytes(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
@@ -293,12 +315,8 @@ class FlattenInputs(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Return vectors in float32. [batch, *obs] -> [batch, size]"""
         rows = observation.reshape(-1, self._size)
-        if self._choices:
-            # torch's one_hot checks its input and waits for the result of the check.
-            whole, columns = rows.long(), []
-            for i, (first, count) in enumerate(self._choices):
-                columns.append(whole[:, i, None] == torch.arange(first, first + count, device=rows.device))
-            rows = torch.cat(columns, dim=1)
+        if self.one_hot is not None:
+            rows = self.one_hot(rows)
         numbers = rows.float()
         if self.shares is not None:
             return self.shares(numbers)

@@ -119,5 +119,5 @@ class Recurrent(nn.Module):
 
     def _joined(self, parts: Any) -> Tensor:
         """Convert a state of torch's recurrent layers to [segments, state_size]."""
-        whole = torch.cat(parts) if self._parts > self._layers else parts
-        return whole.transpose(0, 1).flatten(1)
+        whole = torch.cat((parts[0], parts[1])) if self._parts > self._layers else parts
+        return whole.view(self._parts, -1, self.core.hidden_size).transpose(0, 1).flatten(1)
