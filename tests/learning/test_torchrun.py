@@ -69,7 +69,9 @@ def test_two_ranks_train_one_session_and_write_one_record(
     overrides = [*small("ppo", "cartpole"), "meta.report=false"]
     ended = run_ranks(*overrides, "env.max_frame=1200", f"hydra.run.dir={run}")
     assert [code for code, _ in ended] == [0, 0], ended
-    assert ended[1][1] == "", "a rank other than the first printed something"
+    # Gloo prints that the ranks are connected in older versions of torch.
+    printed = [line for line in ended[1][1].splitlines() if not line.startswith("[Gloo] ")]
+    assert not printed, "a rank other than the first printed something"
     info = json.loads((run / "run.json").read_text())
     assert (info["status"], info["ranks"]) == ("finished", 2)
     assert [path.name for path in run.glob("session_*")] == ["session_0"]

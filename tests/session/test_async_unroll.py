@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exact_cases import QUIET, REPLAY, rows
+from exact_cases import QUIET, REPLAY, TAXI, rows
 from restoring import StopAt
 from trial_processes import children, needs_proc, running, wait_for
 
@@ -161,9 +161,7 @@ def test_actor_keeps_the_step_interval(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_thread")
-@pytest.mark.parametrize(
-    "overrides", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, "env=gymnasium", "env.id=Taxi-v4"]]
-)
+@pytest.mark.parametrize("overrides", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, *TAXI]])
 def test_resume_truncates_running_episodes_and_repeats_no_row(overrides: list[str], tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
     overrides = [*overrides, "agent.memory.storage=mmap"]

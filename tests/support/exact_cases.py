@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from commands import start_labrl
@@ -36,11 +37,14 @@ LAMP = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=inp
 BITS = ["env=gymnasium", "env.id=null", "env.name=bits", "+env.make._target_=goal_env.BitFlip"]
 """A goal environment; needs tests/support in PYTHONPATH."""
 
+TAXI = ["env=gymnasium", f"env.id={max(name for name in gym.registry if name.startswith('Taxi-v'))}"]
+"""An environment that provides action masks; which version there is depends on that of Gymnasium."""
+
 TASKS: dict[str, list[str]] = {
     "cartpole": ["env=cartpole", *VECTOR],
     "pendulum": ["env=pendulum", *VECTOR],
     "pong": ["env=pong", *IMAGES, "env.max_episode_frames=160"],
-    "taxi": ["env=gymnasium", "env.id=Taxi-v4", *VECTOR],  # provides action masks
+    "taxi": [*TAXI, *VECTOR],
     "lamp": [*LAMP, *IMAGES],  # several inputs
     "bits": [*BITS, *VECTOR],  # goals
 }
