@@ -177,6 +177,19 @@ def test_every_dependency_is_pinned_in_constraints() -> None:
     )
 
 
+def test_page_on_installation_names_the_oldest_versions_of_torch_and_gymnasium() -> None:
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
+    bounds = {
+        (match[1], match[2])
+        for requirement in (*PROJECT["dependencies"], *extras)
+        if (match := re.match(r"(torch|gymnasium)\b.*>=([0-9.]+)$", requirement))
+    }
+    named = re.search(r"PyTorch \(from ([0-9.]+)\) and Gymnasium \(from ([0-9.]+)\)", page)
+    assert named is not None
+    assert bounds == {("torch", named[1]), ("gymnasium", named[2])}
+
+
 IMPORTED_AS = {
     "hydra-core": "hydra",
     "hydra-optuna-sweeper": "hydra_plugins",
