@@ -190,6 +190,12 @@ def test_trial_is_recommended_only_if_the_fresh_seeds_decide_for_it(
     assert ("search.confirm.sessions" in " ".join(verdict(search))) is not decided
 
 
+def test_verdict_on_a_single_seed_gives_no_probability() -> None:
+    chosen = [candidate(3, 21.0), candidate(None, 23.0)]
+    text = " ".join(verdict(result(confirm={"winner": 3, "held": True, "candidates": chosen})))
+    assert "probability" not in text
+
+
 def test_verdict_names_confirmed_trials_that_the_fresh_seeds_do_not_tell_apart() -> None:
     trial, like, unlike = (
         candidate(number, *(start + seed for seed in range(4)))

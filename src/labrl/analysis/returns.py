@@ -70,12 +70,13 @@ def group_return(returns: Sequence[float]) -> GroupReturn | None:
 
 
 def improvement_text(improvement: Estimate, x: str, y: str, *seeds: int) -> str:
-    """Return a sentence on the probability that a seed of x beats one of y, with its interval if it has one.
+    """Return a sentence on the probability that a seed of x beats one of y, with its interval.
 
     seeds: the numbers of seeds of x and y.
     """
     value, low, high = improvement
-    sentence = f"A seed of {x} beats one of {y} with probability {value:.2f}"
-    if low is None:
-        return f"{sentence}."
-    return f"{sentence} (95 % interval {low:.2f} to {high:.2f}, {score_method(value, *seeds)})."
+    method = score_method(value, *seeds)
+    return (
+        f"A seed of {x} beats one of {y} with probability {value:.2f} "
+        f"(95 % interval {low:.2f} to {high:.2f}, {method})."
+    )

@@ -306,7 +306,9 @@ def verdict(search: SearchResult) -> Iterator[str]:
             f"{x.name.capitalize()} and {y.name} cannot be told apart: {objective} {x.sentence()} and "
             f"{y.sentence()}."
         )
-        yield improvement_text(search.improvement(x, y), x.name, y.name, len(x.values), len(y.values))
+        found = search.improvement(x, y)
+        if found.low is not None:
+            yield improvement_text(found, x.name, y.name, len(x.values), len(y.values))
         more = max(2 * len(x.values), FEWEST_FOR_BEST)
         yield (
             "Keep the default, because nothing speaks against it. More seeds "
