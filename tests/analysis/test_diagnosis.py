@@ -212,15 +212,16 @@ BASELINES = {"cartpole": (22.9, 11.7), "pendulum": (-1240.9, 288.6)}
 
 # The thresholds were chosen with MADE_BAD and GOOD, and with longer runs of the same kinds. The others were
 # looked at afterwards. One rule was then changed: REINFORCE was called a run of too few updates, until few
-# updates counted only together with returns not above random.
+# updates counted only together with returns not above random. Learning rates are far off, because with
+# slightly wrong ones, it depends on the rounding of the processor whether a run is bad.
 MADE_BAD: dict[str, tuple[list[str], set[str]]] = {
-    "lr of PPO on CartPole": ([*CARTPOLE, "agent.lr=0.1"], {"entropy gone early", "policy steps too large"}),
+    "lr of PPO on CartPole": ([*CARTPOLE, "agent.lr=1"], {"entropy gone early", "policy steps too large"}),
     "reward of PPO on CartPole": ([*CARTPOLE, *TIMES_1000], {"reward scale", "gradient always clipped"}),
     "gamma of PPO on CartPole": ([*CARTPOLE, "agent.gamma=0"], {"returns not above random"}),
 }
 UNSEEN_BAD: dict[str, tuple[list[str], set[str]]] = {
     "lr of REINFORCE on CartPole": (
-        ["agent=reinforce", *CARTPOLE[1:], "agent.lr=0.2"],
+        ["agent=reinforce", *CARTPOLE[1:], "agent.lr=1e-8"],
         {"returns not above random"},
     ),
     "reward of PPO on Pendulum": ([*PENDULUM, *TIMES_1000], {"reward scale", "gradient always clipped"}),
