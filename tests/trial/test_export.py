@@ -238,7 +238,7 @@ def test_wrong_export_is_refused(folder: Path, tmp_path: Path, capsys: pytest.Ca
         "td3_bc": [str(run_of("random", folder)), "--checkpoint", "latest"],
         "--sampled": [str(run_of("td3", folder)), "--checkpoint", "latest", "--sampled"],
         "--format": [str(ppo), "--format", "tflite"],
-        "session=4": [str(ppo), "--session", "4"],
+        "--session 4": [str(ppo), "--session", "4"],
         "--out": [str(ppo), "--checkpoint", "latest", "--format", "torch", "--out", "/proc/none/policy.pt2"],
     }
     for named, overrides in wrong.items():
