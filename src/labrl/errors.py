@@ -45,7 +45,7 @@ Code = Literal[
 
 
 TRACEBACK = "For the traceback, put HYDRA_FULL_ERROR=1 before the command"
-"""What to type to see where an error comes from that has no log yet."""
+"""Advice for an error that is written to no log: how to see its traceback."""
 
 
 def first_line(error: object) -> str:

@@ -151,7 +151,7 @@ class Resume(Again):
                 self.check_fits(config, saved[0], contradicting)
             begins = {index: reached.get(index, 0) for index in left}
             frame = max(reached.values(), default=0)
-            before = resolve(completed(run.read_config())) if frame else config
+            before = resolve(completed(run.read_config())) if frame and changed else config
             jumps = list(schedule_jumps(before, config, frame))
             with recording_failure(run):
                 differs = self._record(begins, changed, composed, bool(contradicting))
