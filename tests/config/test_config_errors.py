@@ -116,7 +116,8 @@ def test_id_of_an_environment_is_suggested_only_if_it_is_similar(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Regression test: Hopper was suggested for Nope."""
+    """Regression test: Hopper was suggested for Nope, and Gopher where the ALE's games were registered."""
+    pytest.importorskip("ale_py")  # registers its games where it is imported
     monkeypatch.chdir(tmp_path)
     assert main(["env=gymnasium", f"env.id={env_id}"]) == 2
     suggested = re.findall(r"Did you mean (?:env\.id=)?(\S+)\?", capsys.readouterr().err)

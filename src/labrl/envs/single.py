@@ -22,7 +22,7 @@ from labrl.config.schema import EnvironmentConfig
 from labrl.config.traits import Watches
 from labrl.envs.games import env_of, games
 from labrl.errors import Code, InputError, LabrlError
-from labrl.mistakes.spelling import did_you_mean
+from labrl.mistakes.spelling import nearest, suggested
 from labrl.types import NonNegativeInt, PositiveInt
 
 _log = logging.getLogger(__name__)
@@ -286,6 +286,11 @@ def _import(module: str) -> None:
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
 
 
+def _without_version(env_id: str) -> str:
+    """Return the id of an environment without its version, which would make any two ids similar."""
+    return re.sub(r"-v\d+$", "", env_id)
+
+
 def _unknown(env_id: str) -> str:
     """Return a message on an unknown id that suggests the nearest id, or the option of an Atari game."""
     game = env_of(env_id).removeprefix("env=")
@@ -294,7 +299,8 @@ def _unknown(env_id: str) -> str:
             f"env.id={env_id}: to play this Atari game, set env={game}. As a Gymnasium environment it needs "
             "env.import_module=ale_py, and its frames are not preprocessed."
         )
-    hint = did_you_mean(env_id, reversed(gymnasium.registry), "env.id=")  # the newest in a tie
+    newest = {_without_version(known): known for known in gymnasium.registry}  # registered last
+    hint = suggested([f"env.id={newest[name]}" for name in nearest(_without_version(env_id), newest)])
     return (
         f"env.id={env_id} is not registered in Gymnasium.{hint} Ids of other packages need"
         " env.import_module=<the module that registers them>; Atari games are env=<game>, such as env=pong."
