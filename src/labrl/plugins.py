@@ -32,7 +32,7 @@ class GridSweeper(TrialSweeper):
     """`hydra/sweeper=grid`: run every combination of values, in an experiment that can be resumed."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
-        """params: values to sweep over by key, in addition to those of the command line."""
+        """params: for each key, the values to sweep over, in addition to those on the command line."""
         self.params = [f"{key}={value}" for key, value in (params or {}).items()]
 
     def sweep(self, arguments: list[str]) -> None:

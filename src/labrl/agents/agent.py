@@ -215,9 +215,10 @@ class Agent(ABC):
         return {}
 
     def followers(self) -> dict[str, str]:
-        """Return which modules follow another one, such as target networks: {name: name of the followed one}.
+        """Return which modules follow another one, as target networks do: {name: name of the other one}.
 
-        When weights are loaded from another run, a following module receives the weights of the followed one.
+        When weights are loaded from another run, a module that follows another one receives the weights of
+        the other one.
         """
         return {}
 

@@ -112,7 +112,8 @@ class DQN(Agent):
     ROWS = ("loss", "td_error", "q_mean")
     """Names of the statistics of each transition in a minibatch; td_error determines priorities."""
     AVERAGING = 0.01
-    """Weight of one update in the averages of a metrics row, so that they cover about 100 updates."""
+    """Weight of each new update in the running averages of the metrics. 0.01 averages over about 100
+    updates."""
 
     def __init__(
         self, config: DQNConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute

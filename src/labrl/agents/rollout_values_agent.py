@@ -66,7 +66,7 @@ class RolloutValuesConfig(ValuePolicyConfig):
 class RolloutValuesAgent(Agent):
     """Base of agents that learn action values from rollouts.
 
-    A derived agent defines the methods `act` and `learn`, which this class does not call.
+    A derived class must define `act` and `learn`.
     """
 
     TRAITS = Traits(

@@ -363,7 +363,7 @@ class Transforms:
         return [name for name, part in self._parts.items() if part.statistics()]
 
     def frozen(self, observation: NDArray) -> NDArray:
-        """Return the transformed observations in evaluation, without updating statistics. [num_envs, *obs]"""
+        """Return observations transformed as in evaluation, without updating statistics. [num_envs, *obs]"""
         for part in self._active:
             observation = part.observation(observation)
         return observation.copy() if self._copies else observation

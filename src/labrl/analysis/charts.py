@@ -49,7 +49,7 @@ class Line:
     name: str
     style: Style
     views: Mapping[str, View]
-    """View over each axis of the chart, by the name of the axis."""
+    """The curve as plotted against each horizontal axis of the chart, by the name of the axis."""
     role: Literal["center", "seed", "reference", "points"] = "center"
     """`center`: thick; `seed`: thin, hidden by the button `every seed`; `reference`: thin, always shown."""
     shade: int = 0

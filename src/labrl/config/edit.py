@@ -141,7 +141,8 @@ def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig
 
 @contextmanager
 def _stored(cfg: DictConfig, config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager: initialize Hydra, and store `cfg` so that Hydra can compose it by the name `_NAME`."""
+    """Context manager: initialize Hydra, and store `cfg` so that Hydra can compose it under the name
+    `_NAME`."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(_NAME, cfg)

@@ -24,7 +24,7 @@ from labrl.envs.games import games
 from labrl.errors import InputError
 
 FILE = "file:"
-"""Prefix of the name of a configuration that contains the keys of an agent's file."""
+"""Prefix in the name of a generated preset that repeats the keys of an agent's file."""
 SCHEME = "labrl"
 """Prefix of labrl's folders of groups in Hydra's search path."""
 OWN = "+"

@@ -149,8 +149,8 @@ class EnvProbe:
         return trace, masked
 
     def _has_mask(self, env: CheckedEnv, observation: Any, info: Any) -> bool:
-        """Return whether an answer of `env` contains a mask. Raises InputError if it does not fit the
-        actions."""
+        """Return whether `env` returned a mask, in its observation or info. Raises InputError if the mask
+        does not fit the action space."""
         space = self.action_space
         carried = carries_mask(self.observation_space, space)
         if (given := observation[KEY] if carried else info.get(KEY)) is None:

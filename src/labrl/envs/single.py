@@ -134,7 +134,8 @@ class EnvFactory:
         )
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """Make an environment. Raises InputError if it is unknown, a package is missing, or spaces differ."""
+        """Make an environment. Raises InputError if it is unknown, a package is missing, or its spaces differ
+        from those of the first environment."""
         config = self.config
         if config.import_module is not None:
             _import(config.import_module)

@@ -73,8 +73,9 @@ class ExperimentAgain:
 
 
 def _restored(override: str) -> str:
-    """Return a recorded override with the values of the environment variables that it sets for trials,
-    because the values are not recorded. Raises InputError if this process does not have these variables."""
+    """Return a recorded override with its masked secrets restored. Values of environment variables that it
+    sets for trials are not recorded, so they are taken from this process. Raises InputError if this process
+    does not have these variables."""
     key, value = split_override(override)
     name = override.partition("=")[0]
     if MASK in value and key == ENV_SET:

@@ -104,11 +104,11 @@ def _check_place() -> None:
 
 
 def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Composition:
-    """Answer a question about the configuration, let a run's policy play, or go back to a run. Return the
-    exit code.
+    """Answer a question about the configuration, let a run's policy play, or resume, repeat or fork a run,
+    and return the exit code. For a new run or experiment, return what Hydra must compose instead.
 
     arguments: arguments after `labrl`; typed: the command, which is recorded; full_error: whether a new run
-    prints tracebacks. For a new run or experiment, returns what Hydra must compose. Raises LabrlError.
+    prints tracebacks. Raises LabrlError.
     """
     begin("labrl.cli.main")
     _check_place()

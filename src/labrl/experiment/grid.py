@@ -154,11 +154,11 @@ def plan_grid(
     """Number the trials of a new experiment.
 
     machine: the machine that runs the trials, None for other machines; fork: the run that the trials fork
-    from, if any; stages: stages of a comparison, if the trials are its first stage. Raises InputError for
-    overrides that cannot be composed, for wrong values, if no agent fits its environment, for more trials
-    than `meta.max_trial`, for two equal trials or two with the same folder, for values that contradict the
-    checkpoint of the fork, for groups that cannot be compared in stages, and if a trial needs more cores or
-    GPUs than there are.
+    from, if any; stages: stages of a comparison, if the trials are its first stage. Raises InputError if
+    overrides cannot be composed or have wrong values, if no agent fits its environment, if there are more
+    trials than `meta.max_trial`, if two trials are equal or have the same folder, if values contradict the
+    checkpoint of the fork, if groups cannot be compared in stages, or if a trial needs more cores or GPUs
+    than there are.
     """
     own = combinations(overrides)
     trials: list[_Trial] = []

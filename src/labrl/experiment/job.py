@@ -66,7 +66,8 @@ class Job:
     ) -> None:
         """config_dir: folder with the user's own groups; full_error: whether to print tracebacks; typed: the
         command; overrides: overrides that compose trials; again: the run that trials fork from, or the
-        experiment that is resumed, if any; back: the earlier run that a single run goes back to, if any."""
+        experiment that is resumed, if any; back: the earlier run that a single run resumes, repeats or forks,
+        if any."""
         self.typed, self.overrides = typed, list(overrides)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error

@@ -31,7 +31,8 @@ _MESSAGE = re.compile(r"(?!Traceback|\s)(.*\S.*)")
 """Pattern of a line of a trial's output that does not belong to a traceback."""
 
 _GROUPS = re.compile(r"(?<!\S)[\w./]+\.(?=\w+=)")
-"""Pattern of the first parts of a key, such as `agent.` in `agent.lr=1e-3`, for which rows have no room."""
+"""Pattern of the leading parts of a key, such as `agent.` in `agent.lr=1e-3`. Rows leave them out to save
+space."""
 
 _STATES = ("running", "waiting", "finished", "pruned", "failed", "interrupted")
 """States of trials, in the order in which they are counted."""
@@ -164,7 +165,7 @@ class ExperimentPanel(Panel):
 
 
 def _sessions_in(folder: Path) -> Iterator[tuple[RunSession, int]]:
-    """Yield the sessions of a trial and their budgets, from its configuration; none before it has begun."""
+    """Yield each session of a trial with its budget in frames. Yields nothing before the trial has begun."""
     try:
         run = Run.open(folder)
         if run.recorded_status != "waiting":

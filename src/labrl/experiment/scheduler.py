@@ -157,7 +157,7 @@ class Queue:
     """Whether a panel shows the trials, if there is a terminal or a notebook for it."""
 
     def __init__(self, left: Sequence[Task] = ()) -> None:
-        """left: the known trials to run, in order."""
+        """left: the trials that are still to be run, as far as they are known, in order."""
         self.left = list(left)
         self.outcomes: dict[int, Outcome] = {}
         """Outcomes of the trials that have ended, by number."""

@@ -41,8 +41,8 @@ class Minibatch(Protocol):
 
 Batch = TypeVar("Batch", bound=Minibatch)
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
-"""Maps a network and a minibatch, or a slice of one, to the mean loss and statistics of the loss, which are
-means, [k], or values for each row, [k, rows]."""
+"""Maps a network and a minibatch, or a slice of a minibatch, to the mean loss and k statistics, which are
+either means, [k], or values for each row, [k, rows]."""
 
 
 NewOptimizer = Callable[[FlatParameters], "Optimizer"]

@@ -59,7 +59,8 @@ class FrameRing:
 
     @property
     def max_step_frames(self) -> int:
-        """Maximum number of frames that one step pushes: all frames of a next and of a first observation."""
+        """Maximum number of frames that one step adds. A step that ends an episode can add all frames of its
+        next observation and of the new episode's first observation."""
         return 2 * self.stack
 
     def open(self, frames: NDArray, written: NDArray[np.int64], live: int) -> None:

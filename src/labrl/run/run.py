@@ -202,7 +202,8 @@ class Run(Folder[RunStatus]):
 
     @cached_property
     def first_provenance(self) -> dict[str, Any]:
-        """Provenance of the start; it has `command` and, for weights of another run, `start_from`."""
+        """Provenance that was recorded at the start of the run. It contains `command` and, if the run started
+        from the weights of another one, `start_from`."""
         return read_json(self.provenance_json)
 
     @property

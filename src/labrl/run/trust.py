@@ -229,8 +229,8 @@ def _accepted(name: Name) -> bool:
 
 
 def _is_part(target: str, place: str) -> bool:
-    """Return whether a target names a class of labrl, of a trusted library or of the user, and the class is
-    of the kind that its place requires."""
+    """Return whether a target is a class of labrl, of a trusted library or of the user, and has the type that
+    the key `place` requires."""
     if not (_is_librarys(target) or _is_users(target)) or not re.fullmatch(TARGET, target):
         return False
     try:

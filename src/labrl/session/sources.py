@@ -229,8 +229,8 @@ class ActorProcess:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in the form of a VectorEnv whose episodes cannot be reproduced, because the
-        actor's environments are already ahead of this state."""
+        """Return a state in the format of `VectorEnv.state_dict`. It marks the current episodes as lost,
+        because the actor's environments are already ahead of this state."""
         shape = self.action_space.shape or ()
         return {
             "seed": self.seed,

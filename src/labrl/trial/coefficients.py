@@ -33,7 +33,8 @@ NEEDED = ("lr", "clip_range")
 """Endings of the names of coefficients that stop all learning while they are 0."""
 
 _POINTS = 64
-"""Number of equal intervals of an extension at whose ends coefficients are evaluated."""
+"""Number of equal intervals into which a range of frames is divided. Coefficients are evaluated at the ends
+of the intervals."""
 
 
 def coefficients(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -282,8 +282,8 @@ def report_on(
 def _print(
     rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Sequence[str], verdict: str
 ) -> None:
-    """Print the table of the groups, then the tables `keys` by caption, warnings and the verdict, on the
-    terminal."""
+    """Print on the terminal the table of the groups, the tables in `keys`, the warnings and the verdict.
+    keys: rows of each table, by its caption."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

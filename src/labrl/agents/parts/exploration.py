@@ -30,7 +30,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationTraits:
-    """Requirements and capabilities of a class of explorations."""
+    """Requirements and capabilities of an exploration strategy."""
 
     noisy: bool = False
     """Whether all exploration comes from noise in the network's weights."""

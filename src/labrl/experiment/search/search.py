@@ -259,7 +259,8 @@ class Search(RetryingQueue):
 
     @contextlib.contextmanager
     def _answering_here(self, launcher: TrialLauncher) -> Iterator[None]:
-        """Context manager: answer sessions directly if they run in this process, which then has no ticks."""
+        """Context manager: if sessions run in this process, answer them directly, because `tick` is not
+        called meanwhile."""
 
         def answer(session: Path) -> None:
             try:

@@ -215,7 +215,7 @@ def _q_network(network: QNetwork, place: Place, rows: int) -> Passes:
 
 
 def _policy_network(network: PolicyNetwork, place: Place, rows: int) -> Passes:
-    """Return the passes of a torso with a linear layer."""
+    """Return the forward and backward passes of a torso followed by a linear layer."""
     numbers, size, layers = _torso(network.torso, place)
     inputs = torch.zeros(rows, size)
     whole = Pass([*layers, *_layers(place, network.outputs)], inputs)

@@ -66,8 +66,8 @@ def early_spacing(frame: int) -> int:
 
 
 class LogTraining(Callback):
-    """Write a row to `train.csv` every `meta.log_frequency` frames and, with the mark `end`, at the end of
-    the budget.
+    """Write a row to `train.csv` every `meta.log_frequency` frames and at the end of the budget, where the
+    column `end` is set.
 
     With `early`, there are further rows at the start: they are `early_spacing` frames apart, as long as that
     is at most half of `meta.log_frequency`.
