@@ -148,7 +148,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
         sampler = {"_target_": "optuna.samplers.TPESampler"}
         study = Study(StudyStorage(url, home), plan, sampler, home)
         recipe = Recipe(plan.space, {"agent": "ppo", "env": "cartpole"}, [])
-        one = Search(study, recipe, experiment, "{number}", Need(1, None), max_failure_rate=0)
+        one = Search(study, recipe, experiment, str, Need(1, None), max_failure_rate=0)
         launcher = WorkersLauncher()
         launcher.work = "benchmarks.scheduling"
         stub: Any = Stub(home / "ran")

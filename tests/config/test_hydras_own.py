@@ -31,11 +31,12 @@ def trials() -> set[str]:
     return {path.parent.name for path in Path("e").glob(f"*/{MARKER}")}
 
 
-@pytest.mark.xfail(strict=True, reason="the grid composes the experiment as a whole, which has no job.num")
 def test_folder_of_a_trial_may_contain_its_number() -> None:
     subdir = "hydra.sweep.subdir=x_${hydra.job.num}"
     assert main(["-m", *QUICK, "seed=4,5", subdir]) == DONE
     assert trials() == {"x_0", "x_1"}
+    assert main(["-m", "+resume=e", "seed=4,5,6"]) == DONE
+    assert trials() == {"x_0", "x_1", "x_2"}
 
 
 def test_glob_sweeps_over_the_options_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:

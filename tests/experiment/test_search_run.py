@@ -240,7 +240,8 @@ def test_resuming_a_finished_search_adds_no_trial_and_makes_its_report(
 def test_resuming_a_finished_search_with_a_larger_total_adds_trials(place: str, tmp_path: Path) -> None:
     home = original = tmp_path / "experiment"
     overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "hydra/launcher=basic"]
-    assert main([*overrides, "meta.max_trial=1", f"hydra.sweep.dir={home}"]) == 0
+    overrides += [f"hydra.sweep.dir={home}", "hydra.sweep.subdir=x_${hydra.job.num}"]
+    assert main([*overrides, "meta.max_trial=1"]) == 0
     before = json.loads((home / "experiment.json").read_text())
     assert (before["status"], len(before["trials"])) == ("finished", 1)
     if place != "same":
@@ -256,6 +257,7 @@ def test_resuming_a_finished_search_with_a_larger_total_adds_trials(place: str, 
         assert json.loads((original / "experiment.json").read_text()) == before
     (added,) = after["trials"][1:]
     assert added["status"] in ("finished", "pruned")
+    assert added["folder"] == "x_1"
     assert Run.open(home / added["folder"]).recorded_status == added["status"]
 
 

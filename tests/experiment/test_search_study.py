@@ -127,7 +127,7 @@ def test_two_machines_run_each_trial_once_and_no_more_than_the_total(tmp_path: P
     def machine(home: Path) -> None:
         with FolderLock(home):
             tested = study(home, url, total=10)
-            while (assignment := tested.next("trial_{number}")) is not None:
+            while (assignment := tested.next("trial_{}".format)) is not None:
                 given.append(assignment.number)
                 play(tested, assignment)
 
@@ -149,7 +149,7 @@ def test_only_trials_of_dead_machines_are_taken_over(tmp_path: Path) -> None:
     there.mkdir()
     with FolderLock(there):
         left = next_of(study(there, url, total=1))
-        assert study(here, url, total=1).next("trial_{number}") is None
+        assert study(here, url, total=1).next("trial_{}".format) is None
     taken = next_of(study(here, url, total=1))
     assert (taken.number, taken.folder) == (left.number, left.folder)
 
@@ -167,7 +167,7 @@ def test_machine_on_another_host_is_dead_after_missed_heartbeats(
     shutil.rmtree(tmp_path / "there")
     now += MISSED_BEATS * HEARTBEAT
     here = study(tmp_path / "here", url, total=1)
-    assert here.next("trial_{number}") is None
+    assert here.next("trial_{}".format) is None
     now += 1
     taken = next_of(here)
     assert taken.folder == tmp_path / "here" / "trial_0"  # the dead machine's folder cannot be reached
@@ -296,14 +296,14 @@ def test_grid_sampler_ends_the_study_with_its_last_combination(tmp_path: Path) -
         assignment = next_of(tested)
         write_eval(assignment.folder, 40, 1.0)
         tested.finish(assignment.number, assignment.folder)
-    assert tested.next("trial_{number}") is None
+    assert tested.next("trial_{}".format) is None
     assert len({str(trial.params) for trial in tested.trials()}) == 4
 
 
 def test_number_of_trials_counts_all_commands_and_can_be_raised(tmp_path: Path) -> None:
     for _ in range(2):
         tested = study(tmp_path, total=2)
-        while (assignment := tested.next("trial_{number}")) is not None:
+        while (assignment := tested.next("trial_{}".format)) is not None:
             play(tested, assignment)
     assert len(tested.trials()) == 2
     assert tested.is_complete()

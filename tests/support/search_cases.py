@@ -60,7 +60,7 @@ def study(
 
 def next_of(one: Study) -> Assignment:
     """Return the next trial of a study that must have one left."""
-    assignment = one.next("trial_{number}")
+    assignment = one.next("trial_{}".format)
     assert assignment is not None
     return assignment
 

@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from labrl.analysis.adastop import Stages
 from labrl.analysis.formats import align_columns
@@ -26,6 +26,7 @@ from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
+from labrl.experiment.job import trial_folder
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.stages import check_groups
 from labrl.run.experiment import Experiment, TrialRecord
@@ -232,10 +233,7 @@ def plan_again(
 
 def _new(number: int, overrides: list[str], compose: Compose, fork: Fork | None) -> _Trial:
     cfg = compose(overrides)
-    with open_dict(cfg.hydra.job):
-        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
-    folder = str(OmegaConf.select(cfg, "hydra.sweep.subdir"))  # in that of the experiment
-    record = TrialRecord(number=number, overrides=overrides, folder=folder)
+    record = TrialRecord(number=number, overrides=overrides, folder=trial_folder(cfg, number))
     return _Trial(record, cfg, fork.of_trial(overrides) if fork else None)
 
 
@@ -340,7 +338,7 @@ def _left(
     if machine:
         for _, need in needs:
             machine.check(need)
-    _check_folders([trial.record for trial in trials])
+    check_folders({trial.record.number: trial.record.folder for trial in trials})
     return needs
 
 
@@ -478,11 +476,12 @@ def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], ag
     )
 
 
-def _check_folders(records: Sequence[TrialRecord]) -> None:
-    folders: dict[str, TrialRecord] = {}
-    for record in records:
-        other = folders.setdefault(record.folder, record)
-        if other is not record:
-            why = f"trials {other.number} and {record.number} would have the same folder, {record.folder}"
+def check_folders(folders: Mapping[int, str]) -> None:
+    """Raise InputError if two trials would have the same folder. folders: folder of each trial by number."""
+    seen: dict[str, int] = {}
+    for number, folder in folders.items():
+        other = seen.setdefault(folder, number)
+        if other != number:
+            why = f"trials {other} and {number} would have the same folder, {folder}"
             fix = "Add ${hydra.job.num} to it"
             raise InputError.about("hydra.sweep.subdir", why, fix, code="contradiction")

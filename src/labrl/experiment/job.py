@@ -249,6 +249,14 @@ def compose_trial(context: HydraContext, config: DictConfig, overrides: Sequence
     return composed
 
 
+def trial_folder(config: DictConfig, number: int) -> str:
+    """Return the folder of a trial, relative to that of its experiment. Sets the number of the trial in
+    `config`, which has the node `hydra`."""
+    with open_dict(config.hydra.job), read_write(config.hydra):
+        config.hydra.job.num, config.hydra.job.id = number, str(number)
+    return str(OmegaConf.select(config, "hydra.sweep.subdir"))
+
+
 @dataclass
 class Planner:
     """Plans the trials of an experiment: composes each trial as Hydra does, and has the job write its

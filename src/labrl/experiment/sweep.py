@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from labrl.analysis.formats import duration
 from labrl.config.keys import quoted
@@ -132,8 +132,8 @@ def held(
 
 
 def hydra_overrides(config: DictConfig) -> list[str]:
-    """Return the overrides of Hydra's keys."""
-    given = config.hydra.overrides.hydra
+    """Return the overrides of Hydra's keys as they were given, with unresolved interpolations."""
+    given: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
     return [str(override) for override in given if not str(override).startswith("hydra.mode=")]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -22,7 +24,8 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.games import check_environment
 from labrl.envs.make import info_keys
 from labrl.errors import InputError, LabrlError, install_command
-from labrl.experiment.job import Job
+from labrl.experiment.grid import check_folders
+from labrl.experiment.job import Job, trial_folder
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.search.checks import check_pruner, not_its
@@ -87,6 +90,8 @@ def search(
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
     need = _limit_launcher(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
+    folder_of = partial(trial_folder, copy.deepcopy(cfg))
+    check_folders({number: folder_of(number) for number in range(min(plan.total, 2))})
     job.folder = path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = Experiment(path).marker.exists()
     facts: dict[str, Any] = {
@@ -108,11 +113,9 @@ def search(
             experiment.resumed(job.typed, job.experiment.edits if job.experiment else [], **facts)
         else:
             experiment.set_status("running", **facts)
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base.env.config.name).strip("-.") or "run"
-        subfolder = f"{{number}}_{recipe.choices['agent']}_{name}"
         for line in origins():
             say(line)
-        one = Search(study, recipe, experiment, subfolder, need, settings.max_failure_rate)
+        one = Search(study, recipe, experiment, folder_of, need, settings.max_failure_rate)
         one.shows_progress = asked.meta.progress
         at_once = str(launcher.limit or "as many as there is room for")
         _announce(study, storage, at_once, experiment, asked.search.confirm)

@@ -71,15 +71,15 @@ class Search(RetryingQueue):
         study: Study,
         recipe: Recipe,
         experiment: Experiment,
-        subfolder: str,
+        folder_of: Callable[[int], str],
         need: Need,
         max_failure_rate: float,
     ) -> None:
-        """subfolder: name of a trial's run folder, which contains `{number}`; need: cores and GPUs of each
+        """folder_of: function from the number of a trial to its run folder; need: cores and GPUs of each
         trial; max_failure_rate: fraction of the trials that may fail."""
         super().__init__(study.plan.retries, Interruption())
         self.study, self.recipe, self.experiment = study, recipe, experiment
-        self._subfolder, self._need, self._max_failure_rate = subfolder, need, max_failure_rate
+        self._folder_of, self._need, self._max_failure_rate = folder_of, need, max_failure_rate
         self._gave_up = False
         self._broken: Exception | None = None
         self._seen: dict[Path, tuple[int, int]] = {}
@@ -112,7 +112,7 @@ class Search(RetryingQueue):
             return None
         if self.left:
             return self.left.pop(0)
-        one = self.study.next(self._subfolder)
+        one = self.study.next(self._folder_of)
         if one is None:
             return None
         return Task(
@@ -283,11 +283,7 @@ class Search(RetryingQueue):
         if status == "running" and own.get("home") == str(home) and self._interruption.requested:
             status = "interrupted"
         # For a trial of another machine, the full path.
-        folder = (
-            self.study.folder_of(trial)
-            if "folder" in own
-            else Path(self._subfolder.format(number=trial.number))
-        )
+        folder = self.study.folder_of(trial) if "folder" in own else Path(self._folder_of(trial.number))
         return TrialRecord(
             number=trial.number,
             overrides=self.recipe.overrides(trial.params, self.study.trial_seed(trial.number)),

@@ -15,7 +15,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,11 +206,11 @@ class Study:
         trials = self.trials()
         return len(trials) >= self.total and all(trial.state.is_finished() for trial in trials)
 
-    def next(self, folder_name: str) -> Assignment | None:
+    def next(self, folder_of: Callable[[int], str]) -> Assignment | None:
         """Return a trial to run: one that a dead machine has left, or a new one.
 
-        folder_name: name of a new trial's run folder, which contains `{number}`. Returns None if all trials
-        have been assigned.
+        folder_of: function from the number of a trial to its run folder. Returns None if all trials have been
+        assigned.
         """
         with self._storage.lock(self.plan.name):
             trials = self.trials()
@@ -223,7 +223,7 @@ class Study:
             number = len(trials)
             if number >= self.total:
                 return None
-            folder = self.home / folder_name.format(number=number)
+            folder = self.home / folder_of(number)
             facts = {**self._self(), "folder": str(folder), "attempts": 0}
             new = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={FACTS: facts})
             new.number = number
