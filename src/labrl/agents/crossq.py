@@ -39,7 +39,7 @@ class CrossQ(SAC):
     TRAITS = replace(SAC.TRAITS, loss_is_mean=False, data_parallel=False, graphs=False)
 
     def __init__(self, config: CrossQConfig, **runtime: Any) -> None:
-        """Take the arguments of `SAC`."""
+        """Take the same arguments as `SAC`."""
         super().__init__(config, **runtime)
         self._policy_delay = config.policy_delay
 

@@ -48,7 +48,7 @@ CONTINUOUS = ("log_std_init", "action_bounds", "sde")
 """Options for continuous actions."""
 
 EPSILON = 1e-5
-"""Number added to the running variance of returns, because the variance is 0 if all returns are equal."""
+"""Number added to the running variance of returns. The variance alone is 0 if all returns are equal."""
 
 
 @dataclass(kw_only=True)
@@ -105,10 +105,9 @@ class PolicyActor(Actor):
 class PolicyAgent(Agent):
     """Draws actions from a stochastic policy, stores them in a rollout, and computes state values.
 
-    A derived agent creates the `rollout` and defines its loss and the method `learn`; this class calls
-    neither. The state of a recurrent network is carried from step to step and is 0 at the start of an
-    episode. A lost life does not reset the state, because earlier observations remain useful. Evaluation has
-    a separate state.
+    A derived class must create `rollout`, and define its loss and `learn`. The state of a recurrent network
+    is carried from step to step and is 0 at the start of an episode. A lost life does not reset the state,
+    because earlier observations remain useful. Evaluation has a separate state.
     """
 
     TRAITS = Traits(

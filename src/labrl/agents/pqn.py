@@ -49,7 +49,7 @@ class PQN(RolloutValuesAgent):
     config: PQNConfig
 
     def __init__(self, config: PQNConfig, **runtime: Any) -> None:
-        """Take the arguments of `RolloutValuesAgent`."""
+        """Take the same arguments as `RolloutValuesAgent`."""
         super().__init__(config, **runtime)
         self._minibatch_stream = runtime["streams"].torch("minibatches")
 

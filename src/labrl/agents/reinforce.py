@@ -49,7 +49,7 @@ class Reinforce(PolicyAgent):
     config: ReinforceConfig
 
     def __init__(self, config: ReinforceConfig, **runtime: Any) -> None:
-        """Take the arguments of `PolicyAgent`."""
+        """Take the same arguments as `PolicyAgent`."""
         super().__init__(config, **runtime, has_value=config.baseline == "value")
         self.rollout = Episodes(config.episodes, runtime["spaces"].num_envs)
 

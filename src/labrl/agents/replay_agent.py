@@ -45,7 +45,7 @@ from labrl.step import Step
 from labrl.types import NonNegativeSchedule, PositiveFloat
 
 AVERAGING = 0.01
-"""Weight of one update in the averages of statistics, so that they cover about 100 updates."""
+"""Weight of each new update in the running averages of statistics. 0.01 averages over about 100 updates."""
 
 
 @dataclass(kw_only=True)
@@ -274,8 +274,8 @@ class ReplayAgent(Agent):
 
         name: name of the learner in `follows`; after: function that is called with the statistics of the
         loss; a CUDA graph that repeats the update includes this call. Returns the statistics of the loss:
-        means, [k], or statistics of each row, [k, rows]. Raises NonFiniteError, and InputError if there are
-        more or fewer statistics than names for them.
+        means, [k], or statistics of each row, [k, rows]. Raises NonFiniteError, and InputError if the
+        statistics are more or fewer than their names.
         """
         learner, lr, names = self.follows[name]
         if name not in self._finish or self._finish[name][0] != after:

@@ -45,10 +45,10 @@ class SoftActorCriticConfig(ReplayActorCriticConfig):
     initial_temperature: PositiveFloat
     """Initial value of a learned temperature, > 0."""
     target_entropy: Schedule | None
-    """Target of the policy's entropy for a learned temperature, in nats, of actions scaled to (-1, 1) if they
-    are continuous. null: minus the number of components of a continuous action, or 0.6 times the largest
-    entropy of a discrete action. With action masks, the largest entropy is the mean over the states of a
-    minibatch."""
+    """Target of the policy's entropy for a learned temperature, in nats. If actions are continuous, their
+    entropy is that of actions scaled to (-1, 1). null: minus the number of components of a continuous action,
+    or 0.6 times the largest entropy of a discrete action. With action masks, the largest entropy is the mean
+    over the states of a minibatch."""
     sde: StateDependentConfig | None
     """State-dependent exploration of continuous actions, such as {steps: 8, log_std_init: -3}; null:
     independent noise in each step."""
@@ -342,9 +342,9 @@ def soft_policy(space: gym.Space[Any]) -> SquashedGaussianPolicy | CategoricalPo
 class Temperature:
     """The weight of the entropy, alpha: scheduled, or learned so that the policy's entropy reaches a target.
 
-    Adam minimizes over log alpha with the slope E[entropy] - target, that of eq. 18 without the factor alpha,
-    as in the authors' code. Its state consists of plain floats, which are faster than arrays for one number,
-    or is one vector on the GPU if the learner does not wait for its GPU.
+    Adam minimizes over log alpha with the slope E[entropy] - target. This is the slope of eq. 18 without the
+    factor alpha, as in the authors' code. The state consists of plain floats, which are faster than arrays
+    for a single number; if the learner does not wait for its GPU, the state is one vector on the GPU.
     """
 
     DECAY, SQUARE_DECAY, EPS = 0.9, 0.999, 1e-8
@@ -378,7 +378,8 @@ class Temperature:
     def update(self, entropy: Tensor, target: Tensor | None = None) -> None:
         """Make one step of Adam unless alpha is fixed.
 
-        entropy: mean entropy of the policy, a scalar; target: target entropy; None: that of the options.
+        entropy: mean entropy of the policy, a scalar; target: target entropy; None: the target in the
+        options.
         """
         if self._fixed is not None:
             return

@@ -41,7 +41,7 @@ class Sarsa(RolloutValuesAgent):
     config: SarsaConfig
 
     def __init__(self, config: SarsaConfig, **runtime: Any) -> None:
-        """Take the arguments of `RolloutValuesAgent`."""
+        """Take the same arguments as `RolloutValuesAgent`."""
         super().__init__(config, **runtime)
         self._next_action: NDArray[np.int64] | None = None
         """Actions after the last step; None if they are not chosen yet. [num_envs]"""

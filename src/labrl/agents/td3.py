@@ -180,6 +180,6 @@ class DDPG(TD3):
     NUM_CRITICS = 1
 
     def __init__(self, config: DDPGConfig, **runtime: Any) -> None:
-        """Take the arguments of `TD3`."""
+        """Take the same arguments as `TD3`."""
         options = TD3Config(**vars(config), policy_delay=1, target_noise=0.0, target_noise_clip=0.0)
         super().__init__(options, **runtime)

@@ -75,7 +75,7 @@ class TD3BC(TD3):
     TRAITS = replace(TD3.TRAITS, data_parallel=False, loss_is_mean=False, graphs=False)
 
     def __init__(self, config: TD3BCConfig, **runtime: Any) -> None:
-        """Take the arguments of `TD3`."""
+        """Take the same arguments as `TD3`."""
         super().__init__(config, **runtime)
         self._alpha = config.alpha
         self._normalization: Normalization | None = None

@@ -1,7 +1,8 @@
 """Truncated quantile critics, TQC (Kuznetsov et al., 2020, arXiv:2005.04269).
 
-SAC with distributional critics, each of which learns quantiles of the return. Targets use the quantiles of
-all critics except the largest ones, whose number controls how strongly overestimation is counteracted.
+SAC with distributional critics, each of which learns quantiles of the return. Targets omit the largest
+quantiles among those of all critics. The number of omitted quantiles controls how strongly overestimation is
+counteracted.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class TQC(SAC):
     TRAITS = replace(SAC.TRAITS, actions=(gym.spaces.Box,))
 
     def __init__(self, config: TQCConfig, **runtime: Any) -> None:
-        """Take the arguments of `SAC`."""
+        """Take the same arguments as `SAC`."""
         super().__init__(config, **runtime, num_critics=config.critics, critic_outputs=config.quantiles)
         self._dropped = config.dropped
 

@@ -104,7 +104,7 @@ class Transform:
         return step.reward
 
     def statistics(self) -> Sequence[RunningMoments]:
-        """Return the running statistics because of which results for equal steps change during training."""
+        """Return the running statistics. While they change, the results for equal steps change, too."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,7 +198,8 @@ class NormalizeRewardConfig:
     """Division of rewards by the standard deviation of the discounted return."""
 
     gamma: Probability
-    """Discount factor, in [0, 1], of the return by whose running standard deviation rewards are divided."""
+    """Discount factor, in [0, 1]. Rewards are divided by the running standard deviation of the return with
+    this discount."""
     clip: PositiveFloat
     """Largest magnitude after scaling, > 0."""
     epsilon: PositiveFloat

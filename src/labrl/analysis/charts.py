@@ -15,7 +15,7 @@ from labrl.analysis.colors import Style
 
 
 class View:
-    """A curve over one of its chart's axes, as arrays of equal length."""
+    """A curve as plotted against one horizontal axis of its chart, as arrays of equal length."""
 
     def __init__(
         self, x: ArrayLike, y: ArrayLike, low: ArrayLike | None = None, high: ArrayLike | None = None
@@ -55,7 +55,7 @@ class Line:
     shade: int = 0
     """Percentage of ink (below 0) or paper (above 0) that is mixed into the color."""
     group: str = ""
-    """Key of another line; hiding that line also hides this one. Empty for none."""
+    """Key of another line; hiding that line also hides this one. Empty if no other line hides this one."""
     labels: Sequence[str] = ()
     """Label of each point."""
     mark: Literal["dot", "cross"] = "dot"

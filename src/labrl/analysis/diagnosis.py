@@ -31,23 +31,23 @@ ENTROPY_GONE = 0.05
 """Fraction of the highest entropy (of the highest standard deviation for a Gaussian policy) below which the
 policy counts as deterministic."""
 LARGE_KL, LARGEST_KL = 0.05, 1.0
-"""KL divergences of an update that are too large if a fifth of the updates exceed the first, or a single
-update exceeds the second."""
+"""Two limits of an update's KL divergence. It is too large if a fifth of the updates exceed the first limit,
+or a single update exceeds the second."""
 LARGE_CLIP, LARGEST_CLIP = 0.5, 0.8
-"""Fractions of clipped samples that are too large if a fifth of the updates exceed the first, or a single
-update exceeds the second."""
+"""Two limits of an update's fraction of clipped samples. It is too large if a fifth of the updates exceed the
+first limit, or a single update exceeds the second."""
 GROWTH = 10.0
 """Maximum growth of the value loss relative to the growth of the squared returns, and maximum ratio of Q
 values to returns."""
 CONSTANT = 1e-4
 """Standard deviation of a rollout's values, relative to their mean, below which they count as constant."""
 AT_BOUNDS = 0.9
-"""Fraction of real-valued actions at their bounds from which the policy counts as saturated."""
+"""Fraction of real-valued actions at their bounds at which the policy counts as saturated."""
 CLIPPED = 20.0
 """Ratio of the gradient's norm to `max_grad_norm` at which most of the gradient is lost."""
 LARGE_REWARD, SMALL_REWARD = 50.0, 1e-3
-"""Mean absolute rewards per step, as the learner sees them: the scale is unsuitable above the first or below
-the second."""
+"""Limits of the mean absolute reward per step, as the learner sees it. The scale of rewards is unsuitable
+above the first limit or below the second."""
 
 
 class Sign(NamedTuple):

@@ -37,8 +37,8 @@ SMOOTHED = 20
 """Minimum number of rows for which a curve that is drawn alone also shows its moving average."""
 
 _DATES = {"svg": "Date", "pdf": "CreationDate"}
-"""Name of the metadata entry with the current time, by format. The entry is left out, because it would change
-the bytes of the file."""
+"""For each format, name of the metadata entry with the current time. The entry is left out, because it would
+change the bytes of the file."""
 
 STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
@@ -197,8 +197,8 @@ def _figure(
     top: float = 0.22,
     bottom: float = 0.4,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes, row by row. The figure is `used`, without its old curves, or else a new
-    one.
+    """Return a figure and its axes, row by row. If there is a figure `used`, it is returned without its old
+    curves.
 
     used: a figure with the same charts, or None; wanted: width and height in inches, where None stands for
     the value in `usual`. The margins are fixed, because measuring every label takes as long as drawing.

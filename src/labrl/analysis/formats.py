@@ -81,7 +81,7 @@ def time_unit(longest: float) -> tuple[str, float]:
 
 
 def score(value: float | None, thousands: int = 0) -> str:
-    """Format a return with one decimal, such as 234.5, or below 1 with three significant digits, such as
+    """Format a return with one decimal, such as 234.5; below 1, with three significant digits, such as
     0.0123.
 
     thousands: number of decimals for values of 1,000 or more. Values of 1e12 or more have an exponent; None
@@ -189,8 +189,8 @@ def interval_by(low: float | None, high: float | None, value: float | None, runs
 
 
 def duration(seconds: float | None) -> str:
-    """Format a time span in its two largest units, such as `2 h 5 min` or `3 min 20 s`; below 10 seconds with
-    one decimal, such as `8.1 s`."""
+    """Format a time span in its two largest units, such as `2 h 5 min` or `3 min 20 s`; below 10 seconds,
+    with one decimal, such as `8.1 s`."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     whole = round(seconds)

@@ -113,10 +113,11 @@ def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
 
 
 def is_better(improvement: Estimate | None, *numbers_of_runs: int) -> bool:
-    """Return whether the runs decide that x is better than y: the interval of P(X > Y) is above one half, and
-    both have at least FEWEST_FOR_BEST runs.
+    """Return whether the runs decide that x is better than y, that is, whether the interval of P(X > Y) is
+    above one half and both have at least FEWEST_FOR_BEST runs.
 
-    improvement: result of `probability_of_improvement`; None: unknown. numbers_of_runs: those of x and y.
+    improvement: result of `probability_of_improvement`; None: unknown. numbers_of_runs: number of runs of x
+    and of y.
     """
     sure = improvement is not None and improvement.low is not None and improvement.low > 0.5
     return sure and min(numbers_of_runs) >= FEWEST_FOR_BEST
@@ -182,10 +183,10 @@ class Band:
 def curve(values: ArrayLike, statistic: str = "iqm", intervals: bool = True) -> Band:
     """Return the statistic over runs at each point, with its interval. The bootstrap resamples complete runs.
 
-    Points with fewer than RUNS_FOR_IQM runs have Student's t interval if the statistic is the mean, and
+    Points with fewer than RUNS_FOR_IQM runs have a Student's t interval if the statistic is the mean, and
     otherwise no interval. values: [runs, points], with nan where a run has no value, before its first row and
-    after its last; statistic: `iqm`, `mean` or `median`; intervals: whether to compute intervals, because a
-    call without them takes a hundredth of the time.
+    after its last; statistic: `iqm`, `mean` or `median`; intervals: whether to compute intervals; a call
+    without them takes a hundredth of the time.
     """
     matrix = np.asarray(values, dtype=np.float64)
     function = STATISTICS[statistic]

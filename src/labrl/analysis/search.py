@@ -33,7 +33,7 @@ FEWEST_FOR_IMPORTANCE = 10
 """Number of trials with a value below which importances are not computed."""
 
 MOST_FOR_TOP = 8
-"""Number of trials that count as the best if this number is more than a tenth of all trials."""
+"""Minimum number of trials that count as the best, even if it is more than a tenth of all trials."""
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,13 @@ class SearchResult:
         return len(self.valued) > 1 and len(values) == 1
 
     def improvement(self, x: Confirmed, y: Confirmed) -> Estimate:
-        """Return the probability that a fresh seed of x is better than one of y, which both have values."""
+        """Return the probability that a fresh seed of x is better than one of y. Both must have values."""
         sign = 1 if self.maximize else -1
         return probability_of_improvement(sign * np.array(x.values), sign * np.array(y.values))
 
     def is_better(self, x: Confirmed, y: Confirmed) -> bool:
-        """Return whether the fresh seeds decide that x is better than y, which both have values, as in a
-        comparison of groups."""
+        """Return whether the fresh seeds decide that x is better than y, as in a comparison of groups. Both
+        must have values."""
         return is_better(self.improvement(x, y), len(x.values), len(y.values))
 
     @property

@@ -84,7 +84,7 @@ def session_statistics(
     """Return the statistics of a single session, as plain data. Undefined values are None.
 
     baseline: the random policy's return; human: published returns of the random policy and of a human. The
-    number of each of `env.info_keys` that a checkpoint has is under the name of its column, `info/<name>`.
+    numbers of `env.info_keys` that a checkpoint has are under the names of their columns, `info/<name>`.
     """
     frame, returns, seconds, updates = (
         session.scores[n] for n in ("frame", "return_mean", "wall", "opt_step")
@@ -360,8 +360,8 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     `profile`, `branches`, `differing`, `not_compared`, `warnings`, and `stages`, the result of
     `compare_entries` for an experiment in stages), `across` (all Atari games together, by human-normalized
     score; None for fewer than two) and `warnings`. `differing` has every key in which the groups differ, with
-    a value for each group; `not_compared` has those of these keys that nobody asked to compare. Groups with
-    an empty sample are in no pair and no profile.
+    a value for each group; `not_compared` has the keys in `differing` that nobody asked to compare. Groups
+    with an empty sample are in no pair and no profile.
     """
     envs: list[dict[str, Any]] = []
     for env, own in by_env(groups).items():

@@ -189,7 +189,7 @@ def has_intervals(table: pl.DataFrame) -> bool:
 
 
 def _markdown(text: str) -> str:
-    """Escape the characters that have a meaning in Markdown or HTML where they are. Most names stay
+    """Escape characters that have a meaning in Markdown or HTML at their place in the text. Most names stay
     unchanged: an underscore within a word has no meaning, and brackets have one only in a link."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     brackets = r"\[\]" if re.search(r"\][(\[]", text) else ""

@@ -23,8 +23,8 @@ from labrl.run.folder import read_json
 from labrl.run.run import Run
 
 GRACE_SECONDS = 10.0
-"""Seconds that a trial waits at its end in addition to `wandb.wait`, because the sending process may just
-have started."""
+"""Seconds that a trial waits at its end in addition to `wandb.wait`. The sending process may have started
+only just before."""
 
 QUIET_SECONDS = 3.0
 """Seconds that a trial waits for uploads before it prints that it is waiting."""

@@ -41,8 +41,8 @@ class HindsightReplay(Replay):
     def __init__(
         self, config: HindsightReplayConfig, *, gamma: float, goals: Goals | None = None, **runtime: Any
     ) -> None:
-        """Accepts the arguments of `Replay`. goals: the environment's goals, from which rewards for new goals
-        are computed."""
+        """Take the same arguments as `Replay`. goals: the environment's goals, from which rewards for new
+        goals come."""
         if goals is None and not runtime["workspace"].acting_only:
             raise _no_goals()
         super().__init__(config, gamma=gamma, **runtime)

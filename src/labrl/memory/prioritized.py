@@ -48,7 +48,7 @@ class PrioritizedReplay(Replay):
     Config = PrioritizedReplayConfig
 
     def __init__(self, config: PrioritizedReplayConfig, **runtime: Any) -> None:
-        """Take the arguments of `Replay`."""
+        """Take the same arguments as `Replay`."""
         super().__init__(config, **runtime)
         # Use `live` slots for each environment, not `slots`: spare slots must not influence what is sampled.
         # Transitions that cannot be sampled have priority 0. [num_envs * live]

@@ -137,7 +137,7 @@ class SequenceReplay(Replay):
     TRAITS = ReplayTraits(sequences=True)
 
     def __init__(self, config: SequenceReplayConfig, *, n_step: int, **runtime: Any) -> None:
-        """Take the arguments of `Replay`."""
+        """Take the same arguments as `Replay`."""
         self._period, self._count = config.learned, config.steps_for(n_step)
         super().__init__(config, n_step=n_step, **runtime)
         self._states = self._arrays["states"]  # [num_envs, places, state_size]

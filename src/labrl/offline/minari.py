@@ -97,8 +97,8 @@ class OfflineMinari(OfflineData):
 def _chunks(dataset: Any, wanted: Requirements, origin: str, clipped: dict[str, int]) -> Iterator[Chunk]:
     """Yield the episodes of a dataset.
 
-    clipped: dict to which the number of clipped actions in each episode is added, by the place of the first
-    one. Raises InputError for numbers that are not finite, and for a discrete action that does not exist.
+    clipped: dict that receives, for each episode with clipped actions, the place of the first one and their
+    number. Raises InputError for numbers that are not finite, and for a discrete action that does not exist.
     """
     dtype, space = array_dtype(wanted.observation), wanted.action
     for episode in dataset.iterate_episodes():

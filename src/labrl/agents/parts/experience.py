@@ -41,7 +41,8 @@ class ExperienceConfig:
     """Number of frames before the first update, >= 0; updates also wait until the replay buffer can
     fill a minibatch."""
     warmup_actions: Literal["random", "policy"]
-    """Actions before `learning_starts`: random (uniformly random) or policy (of the exploring policy)."""
+    """Actions before `learning_starts`: random (uniformly random) or policy (chosen by the exploring
+    policy)."""
     updates_per_frame: PositiveRatio
     """Number of updates per frame after `learning_starts`, > 0: a number or a quotient such as "1/3"; it is
     kept exactly."""
@@ -130,7 +131,8 @@ class Experience:
         return max(until - begin, 0)
 
     def due(self) -> int:
-        """Return the number of updates that are due after the current vector step, before the clock ticks."""
+        """Return the number of updates that are due after the current vector step, before the clock counts
+        it."""
         frames = max(self._clock.frame + self.frames_per_step - self.first_update, 0)
         ratio = self.config.updates_per_frame
         return max(frames * ratio.numerator // ratio.denominator - self.updates, 0)

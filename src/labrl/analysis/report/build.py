@@ -30,7 +30,7 @@ class Built(NamedTuple):
     path: Path
     """Path of `report.html`."""
     statistics: Mapping[str, Any]
-    """Result of `compare`, of which a single run is the only group."""
+    """Result of `compare`. If there is a single run, it is the only group."""
     warnings: Sequence[str]
     """Warnings of the report: unfinished or failed runs, too few seeds, missing rows."""
     verdict: str = ""

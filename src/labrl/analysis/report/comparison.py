@@ -321,7 +321,7 @@ def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
 
 def _verdict(entry: Mapping[str, Any]) -> str:
     """Return a text on which group has the highest return, and on the probability that one of its seeds beats
-    one of the next group's."""
+    a seed of the next group."""
     found, env = rank_groups(entry["groups"]), entry["env"]
     if not found:
         return f"{env}: no group has a return yet."
