@@ -51,7 +51,8 @@ def __getattr__(name: str) -> object:
 
 
 def _concise(function: F) -> F:
-    """Wrap `function` so that it raises a LabrlError as a single exception, without cause and labrl's frames.
+    """Wrap `function` so that it raises a LabrlError as a single exception, without its cause and labrl's
+    frames.
 
     The cause and the frames are kept if the user's own code failed, and if HYDRA_FULL_ERROR=1.
     """

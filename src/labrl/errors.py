@@ -80,7 +80,8 @@ def with_notes(error: BaseException, text: str) -> str:
 def note_place(error: BaseException, where: str = "") -> None:
     """Add notes to an error: the innermost file and line of the user's own code, and `where` if it is given.
 
-    An error whose place is noted keeps it, because notes, other than tracebacks, reach another process.
+    A place that is already noted is kept: it may come from another process, whose traceback is not available
+    here.
     """
     notes = vars(error).get("__notes__", ())
     if not any(_PLACE.fullmatch(note) for note in notes) and (place := _own_place(error)):
@@ -94,8 +95,8 @@ _PLACE = re.compile(r".+\.py:\d+")
 
 
 def _own_place(error: BaseException) -> str:
-    """Return the innermost `file:line` in the traceback of an error that is neither in labrl nor in an
-    installed package nor in Python itself; '' if there is none."""
+    """Return the innermost `file:line` in the traceback of an error that is in neither labrl, an installed
+    package nor Python itself; '' if there is none."""
     libraries = (
         f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}",
         sysconfig.get_path("stdlib") + os.sep,

@@ -258,7 +258,8 @@ def naming_preset(
     """Context manager: add to an InputError which presets may set its unknown keys, and which files of the
     user set its keys.
 
-    choices: chosen option of each group; overrides, config_dir: from which the configuration was composed.
+    choices: chosen option of each group; overrides, config_dir: overrides and folder from which the
+    configuration was composed.
     """
     try:
         yield
@@ -287,7 +288,7 @@ def naming_preset(
 
 
 def _files_of_user(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return the file of the user that sets a key, by key, without the keys that an override sets."""
+    """Return, for each key, the user's file that sets it. Keys that an override sets are left out."""
     if config_dir is None:
         return {}
     typed = set(map(key_of, overrides))

@@ -72,7 +72,8 @@ class Groups(SearchPathPlugin):
 
 
 class FileSource(ConfigSource):
-    """A folder of YAML files, with games and presets, and with errors that name the file and line."""
+    """A folder of YAML files in Hydra's search path. It also provides games and presets, and its errors name
+    the file and line."""
 
     @staticmethod
     def scheme() -> str:
@@ -127,7 +128,8 @@ class FileSource(ConfigSource):
         return config_path if is_labrls else config_path.replace(f"preset/{OWN}", "preset/")
 
     def _made(self, config_path: str) -> dict[str, Any] | None:
-        """Return the content of a configuration without a file of its own; None if there is no such one."""
+        """Return the content of a configuration that has no file of its own; None if there is no such
+        configuration."""
         group, _, name = config_path.partition("/")
         folder = Path(self.path)
         is_env = folder == config_folder() and is_labrls("env", name)

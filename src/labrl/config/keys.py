@@ -45,7 +45,7 @@ RATE = "agent.lr.rate"
 """Key of an adapted learning rate. The rate is part of the state, so a new value holds after a resume."""
 
 OF_COMPONENTS = {RATE: Traits(resume=True), "env.restarts": Traits(resume=True, same_group=True, score=False)}
-"""Traits of keys below a component, because the key alone does not tell the component's class."""
+"""Traits of keys below a component. The key alone does not determine the component's class."""
 
 
 @cache
@@ -157,7 +157,7 @@ def split_override(override: str) -> tuple[str, str]:
 def without_alias(overrides: Iterable[str]) -> list[str]:
     """Return the overrides with `start_from.run` instead of its alias `start_from`.
 
-    Hydra itself does so for those of the command line, but not for those of a trial or of a recorded run.
+    Hydra itself does so for overrides on the command line, but not for those of a trial or of a recorded run.
     """
     return [re.sub(r"^(\+*start_from)=", r"\1.run=", one) for one in overrides]
 

@@ -31,7 +31,7 @@ OWN = "+"
 """Prefix of the name of a user's preset that applies after labrl's preset of the same name."""
 
 _PACKAGE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*?[ \t]*#[ \t]*@package[ \t]+(\S+)")
-"""The header of a file for Hydra, which only comments and empty lines precede."""
+"""Header of a file for Hydra. Only comments and empty lines may come before it."""
 
 
 def choices_of(hydra: Any) -> dict[str, str]:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Groups:
-    """The groups of keys in the validated configuration, by Python's `id`."""
+    """The groups of keys in the validated configuration, identified by Python's `id`."""
 
     keys: dict[int, str]
     """Full key of each group."""

@@ -1,4 +1,4 @@
-"""Warnings of observations that do not fit the bounds of their space, which nothing else checks.
+"""Warnings about observations outside the bounds of their space, which nothing else checks.
 
 Bounds matter because networks scale bytes by them, and because a value outside them is often a mistake in the
 units. They do not end a run, because many environments exceed theirs slightly and on purpose.
@@ -20,7 +20,8 @@ from labrl.spaces import range_of
 _log = logging.getLogger(__name__)
 
 OTHERS = ("gymnasium", "ale_py", "labrl")
-"""Packages whose environments are not checked, because they exceed bounds that nobody will change."""
+"""Packages whose environments are not checked. Some of their environments exceed bounds that nobody will
+change."""
 
 STEPS = 64
 """Number of vector steps at the start that are all checked. Later, the steps between two checks increase by a
@@ -40,7 +41,7 @@ class BoundsCheck:
         boxes = {key: box for key, box in inputs.items() if isinstance(box, Box)}
         self._name, self._boxes, self._checks = name, boxes, 0
         self._limits = {key: limits for key, box in boxes.items() if (limits := _limits(box)) is not None}
-        """Least and greatest value without a warning, [*obs] each, of inputs with a bound."""
+        """Least and greatest value that give no warning, [*obs] each, for inputs with a bound."""
         self._dark = {key: 0 for key, box in boxes.items() if range_of(box) == 255.0}
         """Greatest value so far of inputs of bytes that networks divide by 255."""
         self.due = 0.0
@@ -72,7 +73,7 @@ class BoundsCheck:
         self.due = step + max(1, step // STEPS) if self._limits or self._dark else inf
 
     def _warn_of_bounds(self, key: str, values: NDArray, place: NDArray, lengths: NDArray[np.int64]) -> None:
-        """place: index of a value outside the bounds in `values`, [1 + dimensions]."""
+        """place: index in `values` of a value outside the bounds, [1 + dimensions]."""
         self._limits = {}
         env, *index = map(int, place)
         box = self._boxes[key]

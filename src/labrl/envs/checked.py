@@ -74,7 +74,8 @@ class CheckedEnv:
         self._space, actions = self.env.observation_space, self.env.action_space
         plain = isinstance(self._space, Box) and not numbers and not self._is_probe
         self._plain_shape, self._dtype = self._space.shape if plain else None, self._space.dtype
-        """Shape (None: check every answer further) and dtype of observations that need no further check."""
+        """Shape and dtype of observations that need no further check. Shape None: each observation is checked
+        further."""
         self._num_flags = sum(choices(actions)) if masked else 0
         self._has_mask_in_dict = carries_mask(self._space, actions)
         self._steps = -1
@@ -151,9 +152,9 @@ class CheckedEnv:
         self.env.close()
 
     def _as_values(self, method: str, answer: Any, given: dict[str, Any], env: Any = None) -> tuple[Any, ...]:
-        """Return a method's answer as a tuple. Raises MisfitError if it has the wrong number of values.
+        """Return what a method returned, as a tuple. Raises MisfitError for a wrong number of values.
 
-        given: arguments of the method; env: the environment inside all wrappers, if it gave the answer.
+        given: arguments of the method; env: the environment inside all wrappers, if it returned the values.
         """
         wanted, several = RETURNED[method], isinstance(answer, tuple | list)
         if several and len(answer) == len(wanted):

@@ -34,7 +34,7 @@ def separate_is_faster(num_threads: int) -> bool:
 
 
 _FULL_STRENGTH = np.ones(1, np.float32)
-"""Deflection of a paddle, which is always full, because only continuous actions vary it."""
+"""Deflection of a paddle. It is always full, because only continuous actions vary it."""
 
 
 class EmulatorStep(NamedTuple):

@@ -48,7 +48,7 @@ class GoalEnv:
         self._env: gymnasium.Env[Any, Any] | None = None
         self._is_lent = False
         self._ways: dict[str, Callable[[str, NDArray, NDArray], NDArray[np.float64]]] = {}
-        """Function that calls a method (`_batch` or `_singly`), by the name of the method."""
+        """The function that calls each method, `_batch` or `_singly`, by the method's name."""
 
     def check(self) -> None:
         """Raise InputError unless the environment computes the rewards that its steps return.

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from labrl.spaces import Goals
 
 Repeats = Literal["always", "if new", "never"]
-"""When the seed of a reset and the actions determine an episode: regardless of earlier episodes; only in a
-new environment, so that every episode needs one; or never."""
+"""When the seed of a reset and the actions determine an episode. `always`: regardless of earlier episodes;
+`if new`: only in a new environment, so that each episode needs a new one."""
 
 
 class Transition(NamedTuple):
@@ -67,8 +67,8 @@ class Backend(ABC):
     goals: Goals | None = None
     """Object that computes rewards for other goals; None for environments without goals."""
     checks_bounds: bool = True
-    """Whether to warn of observations outside the bounds of their space, as environments of Gymnasium and the
-    ALE may legitimately be."""
+    """Whether to warn of observations outside the bounds of their space. False for environments of Gymnasium
+    and the ALE, which exceed their bounds."""
     prepares: bool = False
     """Whether the backend implements `prepare`."""
 
@@ -114,8 +114,8 @@ class Backend(ABC):
 
     @classmethod
     def describe_masks(cls, config: Any) -> str:
-        """Return a line for the start of a run: from where masks of valid actions are used, or why something
-        that looks like masks is not; empty if there is neither."""
+        """Return a line for the start of a run. It says from where masks of valid actions are taken, or why
+        something that looks like masks is not used; empty if there is neither."""
         return "action masks: those of the backend are used" if cls.gives_masks(config) else ""
 
     @classmethod

@@ -26,10 +26,11 @@ from labrl.step import Episode, Step
 _log = logging.getLogger(__name__)
 
 ENDLESS = 27_000
-"""Number of steps after which an episode is assumed never to end: the longest episode of an Atari game."""
+"""Number of steps after which an episode is assumed never to end. It is the length of the longest episode of
+an Atari game."""
 
 MAX_REWARD = float(np.finfo(np.float32).max)
-"""Maximum magnitude of a reward, because learners use single precision."""
+"""Maximum magnitude of a reward. It is limited because learners use single precision."""
 
 MAX_SQUARES = MAX_REWARD**2
 """Sum of squared rewards in a step up to which no reward can be too large, infinite or NaN."""

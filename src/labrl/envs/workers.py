@@ -41,7 +41,7 @@ class _Past:
     total: float = 0.0
     """Sum of the rewards."""
     latest: tuple[Any, ...] = ()
-    """Latest answer of the environment."""
+    """Latest values that the environment returned."""
 
 
 class Workers:

@@ -136,7 +136,7 @@ class Compute:
         """Resolve `auto` for this machine and distribute the sessions over the machine's GPUs.
 
         num_gpus: number of GPUs granted to the trial, None for all; faster_on_gpu: whether `auto` means a GPU
-        if there is one; for small networks, launching GPU kernels takes longer than the computation on a CPU.
+        if there is one. For small networks, launching GPU kernels takes longer than the computation on a CPU.
         Raises InputError if more GPUs are requested than exist.
         """
         if num_gpus is not None:

@@ -97,7 +97,8 @@ class Learner(Generic[Network]):
         self._learns = self.accelerate(self.network, self.flat.vector)
 
     def accelerate(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
-        """Return a function that computes `network`, for losses, as fast as this learner computes its own.
+        """Return a function that computes `network`, for losses, as fast as this learner computes its own
+        network.
 
         vector: weights of `network`, with respect to which gradients are computed; None if they are not
         learned.

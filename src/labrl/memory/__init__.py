@@ -21,7 +21,8 @@ class Columns:
     """
 
     place: ClassVar[int] = 0
-    """Address of the data that this minibatch shares with other minibatches; 0 if it shares none, as here."""
+    """Address of the data that this minibatch shares with other minibatches; 0 if it shares no data, as
+    here."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the columns that are tensors, by name."""

@@ -100,7 +100,8 @@ class TransitionRing:
         state_size: int = 0,
         goals: Goals | None = None,
     ) -> None:
-        """Allocate the buffer. Raises InputError for a capacity that is too small, or too large for the room.
+        """Allocate the buffer. Raises InputError if the capacity is too small, or if there is not enough room
+        for it.
 
         observation_space, action_space: spaces of one environment; generator: one of the session's random
         streams, so that its state is saved with them; num_masked: number of flags in an action mask, 0

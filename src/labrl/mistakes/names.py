@@ -150,7 +150,7 @@ class OtherName:
     meaning: str
     """Short description of the key, as a noun phrase; without a key, the reason why there is none."""
     types: Mapping[str, str]
-    """Template of what to type, by library; by '' if the meaning is the same in all libraries."""
+    """Template of what to type for each library; for '' if the meaning is the same in all libraries."""
     disable: str
     values: Mapping[str, str]
     example: str
@@ -160,7 +160,7 @@ class OtherName:
         return next(iter(self.typed_by_library(value).values()), "")
 
     def typed_by_library(self, value: str) -> dict[str, str]:
-        """Return what to type, by library; by '' if the meaning is the same in all libraries."""
+        """Return what to type for each library; for '' if the meaning is the same in all libraries."""
         if self.key in ("agent", "env"):
             return {"": option_named(value) or choice_of(self.key, value)}
         if self.disable and value.lower() in ("false", "no", "none", "null", "0"):

@@ -216,7 +216,8 @@ def _unknown_key(one: Override, cfg: DictConfig, known: Sequence[str], loader: C
 
 
 def _several_values(one: Override, cfg: DictConfig) -> InputError:
-    """Return the error for a key with several values in a single trial. cfg: its configuration otherwise."""
+    """Return the error for a key with several values in a single trial. cfg: the trial's configuration
+    without these values."""
     key, override = one.key_or_group, str(one.input_line)
     is_list = one.value_type == ValueType.SIMPLE_CHOICE_SWEEP and (
         is_of_user(key) or OmegaConf.is_list(OmegaConf.select(cfg, key, throw_on_resolution_failure=False))

@@ -30,8 +30,8 @@ class PolicyAndCriticsConfig:
     critic_torso: Component | None
     """Torso of each critic; null: a torso with the same settings as the policy's."""
     action_head: list[PositiveInt]
-    """Number of units in each layer between a critic's torso and its output, if observations are images or
-    discrete: continuous actions are appended to the torso's features. If observations are vectors, the action
+    """Number of units in each layer between a critic's torso and its output. If observations are images or
+    discrete, continuous actions are appended to the torso's features. If observations are vectors, the action
     is an input of the torso, and there are no such layers."""
 
 

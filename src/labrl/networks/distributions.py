@@ -392,7 +392,7 @@ class ScaledBeta(ActionDistribution):
     """Number of candidates for a gamma-distributed sample; each is accepted with a probability of over 0.95.
     """
     EDGE = 1e-6
-    """Minimum distance of a sample from 0 and from 1, because the log-density is infinite there."""
+    """Minimum distance of a sample from 0 and from 1, where the log-density is infinite."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.action_shape = tuple(space.shape)

@@ -210,7 +210,7 @@ class NoisyLinear(nn.Module):
 
 
 SMALLEST_VARIANCE = 1e-6
-"""Number added to every variance, because the variance is 0 where all features are 0."""
+"""Number added to every variance. The variance alone is 0 where all features are 0."""
 
 
 @dataclass(kw_only=True)
@@ -380,7 +380,8 @@ def add_weighted(sum_: Tensor, term: Tensor, weight: float | Tensor, sign: int =
 
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Returns whether a transform of torch.func is active; these support only torch's own operations."""
+"""Returns whether a transform of torch.func is active. Such transforms support only torch's own
+operations."""
 
 
 class Fused(torch.autograd.Function):

@@ -214,7 +214,8 @@ def _restored(
 
 
 def _known() -> re.Pattern[str] | None:
-    """Return a pattern of the secrets in the environment and in earlier configurations; None if none."""
+    """Return a pattern of the secrets in the environment and in earlier configurations; None without
+    secrets."""
     named = (value for name, value in os.environ.items() if is_secret(name))
     # A variable may also name a file, or have a word as its value, which is no secret elsewhere.
     values = [value for value in named if not value.startswith("/") and not value.isalpha()]

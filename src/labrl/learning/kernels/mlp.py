@@ -20,7 +20,8 @@ Operation = Callable[[], object]
 """An operation on fixed buffers."""
 
 MAX_NUMPY_ELEMENTS = 1024
-"""Maximum size of arrays that NumPy adds instead of torch, because a call of NumPy takes less time."""
+"""Maximum size of arrays that NumPy adds instead of torch. For small arrays, a call of NumPy takes less
+time."""
 
 MAX_NUMPY_RELU_ELEMENTS, MAX_NUMPY_RELU_GRADIENTS = 4096, 20_000
 """Maximum sizes of arrays for which NumPy computes a ReLU, and the gradient through a ReLU."""
