@@ -118,8 +118,8 @@ class Experiment(Folder[ExperimentStatus]):
                 Run(self.path / trial["folder"]).check_format()
 
     def _check_own_format(self) -> None:
-        """Raise InputError if this version of labrl cannot read the experiment: for another format, or for a
-        search with several objectives, which only earlier versions support."""
+        """Raise InputError if this version of labrl cannot read the experiment, because it has another format
+        or is a search with several objectives, which only earlier versions support."""
         super().check_format()
         facts = read_json(self.marker).get("search")
         objective = facts.get("objective") if isinstance(facts, dict) else None

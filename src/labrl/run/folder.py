@@ -57,8 +57,7 @@ class Folder(Generic[Status]):
     KEY: ClassVar[str]
     """Configuration key that sets the path of the folder."""
     WRITTEN: ClassVar[tuple[str, ...]]
-    """Glob patterns of files that a new folder must not contain, because they would be overwritten or mixed
-    up."""
+    """Glob patterns of files that a new folder must not contain. They would be overwritten or mixed up."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +67,7 @@ class Folder(Generic[Status]):
         """Record of the files that this process cannot write at present."""
         self._pending: dict[str, Any] = {}  # entries that could not be written to the marker yet
         self.writing = threading.RLock()
-        """Lock that a thread holds while it reads and replaces the marker, so that threads do not lose each
+        """Lock that a thread holds while it reads and replaces the marker. Otherwise, threads could lose each
         other's changes."""
 
     @classmethod

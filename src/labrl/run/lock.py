@@ -20,8 +20,8 @@ LOCK = ".lock"
 """Name of the lock file in a folder. The file contains the name of the process that holds the lock."""
 
 _LOOK_SECONDS = 0.1
-"""Time in seconds for which a process tries to take a lock, because another process may be checking the
-lock."""
+"""Time in seconds for which a process tries to take a lock. Another process may hold the lock briefly to
+check it."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 

@@ -271,7 +271,8 @@ class Run(Folder[RunStatus]):
 
     @cached_property
     def group_key(self) -> str:
-        """Text that is equal for all runs of a group: they differ only in seed and keys that affect no row.
+        """Text that is equal for all runs of a group, which differ only in the seed and in keys that affect
+        no row.
 
         A run without a configuration forms a group of its own.
         """
@@ -302,8 +303,8 @@ class Run(Folder[RunStatus]):
     def choose_session(self, wanted: int | None, option: str = "session={}") -> RunSession:
         """Return the session with the index `wanted`; None: the session with the highest evaluation score.
 
-        option: how the user sets `wanted`, which replaces {}, for messages. Raises InputError if the session
-        has not started.
+        option: text for messages on how to set `wanted`, with {} for its value. Raises InputError if the
+        session has not started.
         """
         sessions = self.sessions
         if not sessions:

@@ -53,8 +53,8 @@ class SessionResult:
     final_return: float | None = None
     """Mean return of the evaluation checkpoints in the last tenth of the frames; None if there are none."""
     info: dict[str, float] = field(default_factory=dict)
-    """Mean of each number of `env.info_keys` over the same checkpoints, by name, without those that no
-    checkpoint has."""
+    """Mean of each number of `env.info_keys` over the same checkpoints, by name. Numbers that no checkpoint
+    has are left out."""
     return_mean: float | None = None
     """Mean raw return of the last `return_episodes` training episodes; None if there are none."""
     return_std: float | None = None
@@ -193,9 +193,9 @@ class RunSession:
         """Load a checkpoint, and return it with its kind: `best`, `latest` or `chosen`.
 
         wanted: `best`, `latest`, a frame, or `default`, which is the best checkpoint, or the latest if there
-        is no best one. If the session was evaluated only at its end, `best` is the latest checkpoint.
-        option: how the user sets `wanted`, which replaces {}, for messages. Raises InputError, which lists
-        the existing checkpoints, if there is no such checkpoint, and DamagedFileError if no checkpoint is
+        is no best one. If the session was evaluated only at its end, `best` is the latest checkpoint. option:
+        text for messages on how to set `wanted`, with {} for its value. Raises InputError, which lists the
+        existing checkpoints, if there is no such checkpoint, and DamagedFileError if no checkpoint is
         complete.
         """
         # If the only evaluation of a run was at its end, its best model is its latest checkpoint.

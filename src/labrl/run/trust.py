@@ -3,8 +3,8 @@ it.
 
 Someone else's folder is treated as data. A `_target_` in it is accepted only if it names a class that is
 defined in labrl, in a library on which labrl builds, or in a file of the --config-dir of the current command,
-and if the class is of the kind that its place requires. Nothing else that the configuration names is
-imported, unless the user trusts the folder.
+and if the class has the type that its key requires. Nothing else that the configuration names is imported,
+unless the user trusts the folder.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "agent.*target": (f"{_PARTS}.targets.TargetNetwork",),
     "agent.*value": (f"{_PARTS}.action_values",),
 }
-"""The base classes that a place in a configuration requires, or the module of its classes if they have no
-common base, by a pattern of places. The first matching pattern applies."""
+"""For each pattern of keys, the base classes that a matching key requires, or the module of its classes if
+they have no common base. The first matching pattern applies."""
 
 USERS = ("callbacks.",)
-"""Prefixes of places that accept only classes of users. labrl makes its own callbacks itself, one of which
+"""Prefixes of keys that accept only classes of users. labrl makes its own callbacks itself, and one of them
 connects to other processes."""
 
 HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir", "hydra.sweep.subdir")
@@ -248,7 +248,8 @@ def _is_part(target: str, place: str) -> bool:
 
 
 def _why_not(name: Name) -> str:
-    """Return why a name in a file of the current --config-dir is not accepted, in brackets; '' if unknown."""
+    """Return why a name in a file of the current --config-dir is not accepted, in parentheses; '' if
+    unknown."""
     if not name.key.endswith("_target_") or not re.fullmatch(TARGET, name.value) or not _is_users(name.value):
         return ""
     with suppress(TargetError):

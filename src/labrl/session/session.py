@@ -240,7 +240,7 @@ class Session:
 
     @property
     def stop(self) -> Stop | None:
-        """Why a callback ended the session before its budget was spent; None if none did."""
+        """Why a callback ended the session before its budget was spent; None if no callback did."""
         interruption = self.interruption
         if interruption.signal is not None or interruption.pruned or self.clock.finished:
             return None

@@ -315,8 +315,8 @@ def on_cpu(state: Any) -> Any:
 
 
 def _sharing(state: Any, own: Any) -> Any:
-    """Return `state`, in which tensors that equal those of `own` are replaced by the latter and thus stored
-    only once."""
+    """Return `state` with each tensor that equals a tensor of `own` replaced by the latter, so that it is
+    stored only once."""
     if isinstance(state, Mapping) and isinstance(own, Mapping):
         return {name: _sharing(value, own.get(name)) for name, value in state.items()}
     if isinstance(state, torch.Tensor) and isinstance(own, torch.Tensor):

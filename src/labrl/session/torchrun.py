@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 _FAILED, _RECORDED = "labrl/failed", "labrl/recorded"
 _PATIENCE = 20.0
-"""Seconds that a failed rank waits for rank 0 to record the error, because torchrun ends all ranks when one
-exits."""
+"""Seconds that a failed rank waits for rank 0 to record the error. torchrun ends all ranks when one exits."""
 
 
 @dataclass(frozen=True)
@@ -208,4 +207,5 @@ def lead(run: Callable[[], int]) -> int:
 
 
 def _outlive(number: int, frame: FrameType | None) -> None:
-    """Ignore SIGTERM, which torchrun sends if a rank is lost: the session notices that and records why."""
+    """Ignore SIGTERM, which torchrun sends if a rank is lost. The session notices the loss and records the
+    reason."""

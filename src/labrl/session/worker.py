@@ -54,9 +54,9 @@ class Worker:
         """
         self.environment = dict(environment or {})
         self.running = False
-        """Whether the process has an order whose answer `ended` has not returned yet."""
+        """Whether the process has an order whose result `ended` has not returned yet."""
         self.died = False
-        """Whether the process has ended without an answer."""
+        """Whether the process has ended without a result."""
         self._line, there = Pipe()
         self._process = start_server(work).Process(target=_take_orders, args=(there, work))
         try:
@@ -80,7 +80,7 @@ class Worker:
 
     def ended(self) -> tuple[int, str | None] | None:
         """Return the exit code of the session or trial, and its error if there is one; None while there is no
-        answer.
+        result.
 
         The exit code is negative if a signal has killed the process.
         """
@@ -158,8 +158,8 @@ def wait_for(workers: Collection[Worker], seconds: float) -> None:
 
 
 def _take_orders(line: Connection, work: str) -> None:
-    """Run, in the process of a `Worker`, the sessions or trials that it orders, until the connection is
-    closed.
+    """Run, in the process of a `Worker`, the sessions or trials that the `Worker` orders, until the
+    connection is closed.
 
     If the connection is closed during a session, because the parent process has ended, this process sends
     itself SIGTERM, so that the session saves and ends.

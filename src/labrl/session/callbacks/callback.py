@@ -58,7 +58,7 @@ class SessionView:
     """Function that returns whether a signal or a search stopped the session before its last frame or
     evaluation."""
     stop: Callable[[], Stop | None]
-    """Function that returns why a callback ended the session before its budget was spent; None if none
+    """Function that returns why a callback ended the session before its budget was spent; None if no callback
     did."""
     last_step: Callable[[], Step | None]
     """Function that returns the last vector step, read-only, with raw rewards and the episodes that ended in
@@ -103,7 +103,7 @@ class Callback:
         """Prepare before the first step; in a resumed run, after `load_state_dict`."""
 
     def step(self, session: SessionView) -> None:
-        """Do the callback's work when it is due, after a tick of the clock."""
+        """Do the callback's work when it is due, after the clock has counted the vector step."""
 
     def metrics(self) -> Mapping[str, float]:
         """Return columns for a training row, numbers by name. Called once for each row, after `step`.

@@ -32,7 +32,7 @@ LINE_SECONDS = 10.0
 """Longest time between two lines about a running session if there is no terminal, in seconds."""
 
 _FREE = 3
-"""Number of columns on the right that stay free, so that the `^C` shown by a terminal does not wrap."""
+"""Number of columns on the right that stay free. Without them, the `^C` shown by a terminal would wrap."""
 
 _LAYOUTS = (
     (24, 16, True, True),

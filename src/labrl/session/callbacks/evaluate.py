@@ -35,8 +35,8 @@ Follower = Callable[[SessionView, Evaluated], None]
 
 
 class Evaluate(Callback):
-    """Write a row to `eval.csv` every `meta.eval_frequency` frames and, with the mark `end`, at the end of
-    the budget.
+    """Write a row to `eval.csv` every `meta.eval_frequency` frames and at the end of the budget, where the
+    column `end` is set.
 
     If the quota has no environments, the score is that of the last `meta.episode_window` training episodes.
     Otherwise separate environments in evaluation mode play complete episodes. The seeds of episodes and
@@ -50,7 +50,8 @@ class Evaluate(Callback):
     An evaluation that takes place only because the budget has ended does not replace the best model.
 
     Evaluations without a row are in a queue, which is part of the state: those that the separate process has
-    not finished, and one that an interruption cut short. A resume therefore neither loses nor repeats any.
+    not finished, and one that an interruption cut short. A resume therefore neither loses nor repeats an
+    evaluation.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ class Evaluate(Callback):
     def _advance(self, session: SessionView, wait: bool) -> None:
         """Write the rows of the queue in order, up to an evaluation that has not finished.
 
-        wait: whether to wait for that evaluation. If another one is queued behind it, this always waits for
-        it.
+        wait: whether to wait for that evaluation. If another one is queued behind it, this method waits in
+        any case.
         """
         while self._queue:
             played = self._played(session, self._queue[0], wait or len(self._queue) > 1)

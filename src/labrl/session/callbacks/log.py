@@ -19,8 +19,8 @@ from labrl.session.callbacks.closer_look import Norms
 _log = logging.getLogger(__name__)
 
 LONG = 5_000
-"""Number of steps without a finished episode after which a warning is logged; half of the budget if that is
-less."""
+"""Number of steps without a finished episode after which a warning is logged, or half of the budget if that
+is less."""
 SHORT = 500
 """Number of steps for which an episode may last without a warning, however small the budget."""
 
@@ -165,8 +165,8 @@ class LogTraining(Callback):
     def _fps(self, session: SessionView) -> float:
         """Return the frames per second of acting, stepping and learning since the last row with an update.
 
-        It is nan in a row without an update since then, because steps alone are faster, and in the first one,
-        whose time includes that of warming up.
+        It is nan in a row without an update since then, because steps alone are faster, and in the first row
+        with an update, whose time includes the warm-up.
         """
         clock, spent = session.clock, session.timers.seconds
         now = clock.frame, sum(spent.values()) - spent["callbacks"], clock.opt_step
