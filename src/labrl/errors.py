@@ -45,7 +45,7 @@ Code = Literal[
 
 
 TRACEBACK = "For the traceback, put HYDRA_FULL_ERROR=1 before the command"
-"""Advice for an error that is written to no log: how to see its traceback."""
+"""Advice on how to see the traceback of an error that is written to no log."""
 
 
 def first_line(error: object) -> str:
@@ -80,7 +80,7 @@ def with_notes(error: BaseException, text: str) -> str:
 def note_place(error: BaseException, where: str = "") -> None:
     """Add notes to an error: the innermost file and line of the user's own code, and `where` if it is given.
 
-    A place that is already noted is kept: it may come from another process, whose traceback is not available
+    A place that is already noted is kept. It may come from another process, whose traceback is not available
     here.
     """
     notes = vars(error).get("__notes__", ())

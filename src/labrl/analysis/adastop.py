@@ -73,8 +73,8 @@ class Comparison:
         return [pair for pair in self.pairs if pair.better is None and pair.seeds < self.stages.most]
 
     def next_stage(self) -> dict[str, int]:
-        """Return the total number of seeds that each group of an undecided pair needs for the next stage, by
-        name."""
+        """Return, for each group of an undecided pair by its name, the total number of seeds that the next
+        stage needs."""
         return {name: pair.seeds + self.stages.size for pair in self.undecided for name in (pair.x, pair.y)}
 
 

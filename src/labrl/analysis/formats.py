@@ -73,7 +73,7 @@ def distinct_texts(values: Sequence[Any], text_of: Callable[[Any, int], str]) ->
 
 def time_unit(longest: float) -> tuple[str, float]:
     """Return the name and the length in seconds of the largest time unit that fits at least twice into
-    `longest` seconds; those of the second if there is none."""
+    `longest` seconds, or of the second if no unit does."""
     for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
             return name, seconds

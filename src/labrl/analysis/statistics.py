@@ -457,8 +457,8 @@ def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[s
 
 
 def _profile(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any] | None:
-    """Return the fraction of sessions above each threshold, by group. Thresholds go from the lowest to the
-    highest score."""
+    """Return, for each group, the fraction of sessions above each threshold. Thresholds go from the lowest to
+    the highest score."""
     if not scores:
         return None
     every = np.concatenate([runs for tasks in scores.values() for runs in tasks])

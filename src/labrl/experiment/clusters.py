@@ -116,7 +116,7 @@ class SubmittedTrials:
 
 
 class _AsPlanned:
-    """The trials of a cluster job, by number, which the process of the experiment has planned."""
+    """The trials of a cluster job, by their numbers, as the process of the experiment has planned them."""
 
     def __init__(self, trials: Mapping[int, Planned]) -> None:
         self._trials = trials

@@ -218,7 +218,7 @@ def train(
 
 
 def _check_call(caller: str, overrides: Sequence[str], what: str, example: str, instead: str) -> None:
-    """Prepare this process for a call. Raises InputError if `overrides` is not a list, and for flags and
+    """Prepare this process for a call. Raises InputError if `overrides` is not a list, or contains flags or
     +enjoy.
 
     what: noun for what the call runs; example: two overrides; instead: what to do instead of passing flags.

@@ -61,8 +61,8 @@ class _Trial:
     cfg: DictConfig | None
     """The composed configuration of the trial; None for an earlier run that is resumed."""
     again: Again | None = None
-    """The earlier run that the trial goes back to: its own run, if it is resumed, or the run that it forks
-    from."""
+    """The earlier run that the trial continues: its own run if it is resumed, or the run from which it
+    forks."""
     edited: bool = True
     """Whether the edits of a resumed experiment apply to the trial."""
     fits: bool = True

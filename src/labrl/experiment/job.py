@@ -243,7 +243,7 @@ def remove_unused_folder() -> None:
 def compose_trial(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Compose the configuration of a trial of an experiment. Raises Hydra's errors.
 
-    config: configuration of the experiment with the node `hydra`; overrides: those of the trial.
+    config: configuration of the experiment with the node `hydra`; overrides: overrides of the trial.
     """
     composed: DictConfig = context.config_loader.load_sweep_config(config, without_alias(overrides))
     return composed

@@ -62,7 +62,7 @@ class SweepResult:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """Content of `statistics.json`, as `labrl-report` writes it: the groups, their comparison by
+        """Content of `statistics.json`, as `labrl-report` writes it: the groups, their comparison in each
         environment, and the confirmed result of a search."""
         return self._report[2]
 

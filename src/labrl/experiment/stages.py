@@ -21,7 +21,7 @@ def requested_stages(overrides: Sequence[str]) -> Stages | None:
     """Return the stages that `seed=auto` or `seed=auto:<seeds per stage>:<maximum per group>` requests, if
     any.
 
-    Raises InputError if `auto` is part of a list, and for stages that can never decide a pair.
+    Raises InputError if `auto` is part of a list, or if the stages can never decide a pair.
     """
     value = next((split_override(one)[1] for one in reversed(overrides) if key_of(one) == "seed"), "")
     value = value.strip("'\" ").replace("\\:", ":")

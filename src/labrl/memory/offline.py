@@ -32,7 +32,7 @@ class OfflineConfig:
     """Fraction of a minibatch that is drawn from the source, in [0, 1], once this session has collected
     transitions."""
     online_every: PositiveInt
-    """Interval between updates that use this session's transitions, in updates, >= 1; 1: every update."""
+    """Interval, in updates, between updates that use this session's transitions, >= 1; 1: every update."""
     max_transitions: PositiveInt | None
     """Maximum number of transitions to read, from the start of the source, >= 1; null: all."""
 

@@ -83,7 +83,7 @@ def nearest_divisor(number: int, wanted: int, unit: int) -> int:
 def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) -> None:
     """Raise InputError unless the minibatch size divides the rollout.
 
-    env: the `env` group; unit: number of which a suggested minibatch size is a multiple.
+    env: the `env` group; unit: a suggested minibatch size is a multiple of this number.
     """
     rollout = horizon * env.num_envs
     if rollout % batch_size:

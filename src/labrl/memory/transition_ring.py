@@ -81,7 +81,7 @@ class TransitionRing:
     The steps of each environment are in a ring of rows; all rings have the same length. The steps of an
     environment from `oldest` up to, but not including, `complete` are transitions: all rewards of their n
     steps are known. Written rows never change, with one exception: a resume may set `cut` in the last row to
-    break off its episode, and every other resume from that row does so too. Checkpoints therefore need no
+    break off its episode, and every other resume from that row sets it, too. Checkpoints therefore need no
     copy of rings in files.
     """
 

@@ -227,7 +227,7 @@ def other_names() -> dict[str, list[OtherName]]:
 
 
 def misspelled(name: str, known: Iterable[str]) -> str:
-    """Return the name in other libraries of which about one letter in `name` is wrong; '' if there is none,
+    """Return the name in other libraries from which `name` differs by about one letter; '' if there is none,
     or if one of the `known` names is as similar."""
     near = difflib.get_close_matches(name.lower(), [*other_names(), *known], 1, 0.85)
     return near[0] if near and near[0] != name.lower() and near[0] not in known else ""

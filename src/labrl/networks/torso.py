@@ -212,7 +212,7 @@ class InputsConfig:
     image: Component
     """Torso of each image."""
     own: dict[str, Component]
-    """Torsos of particular images, by name; they replace `image`."""
+    """Torsos of particular images, by the name of the image; they replace `image`."""
 
     def torso_of(self, name: str) -> Component:
         """Return the torso of the image called `name`."""

@@ -36,7 +36,7 @@ _SHORTEST = 8
 """Minimum number of characters of a secret that is masked even where it appears without its name."""
 
 remembered: dict[str, Any] = {}
-"""Values that contain secrets in the configurations that this process has used, by key."""
+"""Values that contain secrets, by their keys, in the configurations that this process has used."""
 
 _sources: dict[str, str] = {}
 

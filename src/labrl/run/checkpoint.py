@@ -244,8 +244,8 @@ class CheckpointStore:
         return sorted(whole)
 
     def old(self) -> list[Path]:
-        """Return the folders of all checkpoints that are older than the newest complete one, except that of
-        the best.
+        """Return the folders of all checkpoints that are older than the newest complete one, except the best
+        checkpoint.
 
         Raises InputError if the newest one has another format.
         """

@@ -35,7 +35,7 @@ MAX_UNTRACKED_FILE = 100_000
 """Size in bytes above which only the name of an untracked file is recorded."""
 
 MAX_UNTRACKED_FILES = 1000
-"""Maximum number of untracked files that are read; of further files, only the names are recorded."""
+"""Maximum number of untracked files that are read."""
 
 _ANSWER_SECONDS = 10
 
@@ -209,7 +209,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_code() -> Repositories:
-    """Describe the git repository from which labrl runs, if there is one, and that of the working folder.
+    """Describe the git repository from which labrl runs, if there is one, and the repository of the working
+    folder.
 
     Logs a warning about a repository that git does not read because it belongs to another user, and about
     files that are left out because they may contain secrets.

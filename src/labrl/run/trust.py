@@ -79,7 +79,7 @@ class Name:
     key: str
     value: str
     passed: str = ""
-    """The texts that the named code receives, as JSON: a name that the user has signed is accepted only with
+    """The texts that the named code receives, as JSON. A name that the user has signed is accepted only with
     the same texts."""
 
 

@@ -58,8 +58,8 @@ def run(folder: Run, index: int) -> tuple[int, SessionResult]:
     The folder contains everything else: the recorded configuration and, for a fork or a start from another
     run, the files to start from. Under torchrun, the other ranks train with this one. Returns an exit code
     and the result. The exit code is 0 after success, 1 if the session failed or a file is incomplete, and 130
-    or 143 if a signal ended the session. Raises LabrlError for wrong input that is found while building or in
-    the first step, if all checkpoints are damaged, and if another process runs the session.
+    or 143 if a signal ended the session. Raises LabrlError if wrong input is found while building or in the
+    first step, if all checkpoints are damaged, or if another process runs the session.
     """
     plain = restore(folder.read_config())
     config, session = resolve(plain, plain), folder.session(index)

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 NAME = "the actor process (meta.async_unroll)"
 START_SECONDS = 300.0
-"""Seconds allowed for the start of the actor process, unless its timeout is longer: importing torch can be
+"""Seconds allowed for the start of the actor process, unless its timeout is longer. Importing torch can be
 slow."""
 WINDOW = 100
 """Number of the latest vector steps over which metrics are computed."""

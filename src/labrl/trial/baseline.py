@@ -42,7 +42,7 @@ SHORTEST = 5.0
 """Minimum time that is allowed for a measurement if there is no published return, in CPU seconds."""
 
 PATIENCE = 60.0
-"""Wall time after which a measurement ends, in seconds; ten times the allowed CPU seconds if that is
+"""Wall time after which a measurement ends, in seconds, or ten times the allowed CPU seconds if that is
 longer."""
 
 SHARE = 0.05

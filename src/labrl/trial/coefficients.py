@@ -79,8 +79,8 @@ def hold_changes(
 
 
 def refuse_idle(config: TrialConfig, frame: int, before: int, typed: str) -> None:
-    """Raise InputError if an extension of a run would learn nothing, because a learning rate or a clip range
-    stays at 0.
+    """Raise InputError if a run with a larger budget would learn nothing more, because a learning rate or a
+    clip range stays at 0.
 
     config: configuration with the new budget; frame: frame of the checkpoint; before: the old budget, in
     frames; typed: command line of a new run.
@@ -111,8 +111,8 @@ def refuse_idle(config: TrialConfig, frame: int, before: int, typed: str) -> Non
 
 
 def schedule_jumps(before: TrialConfig, now: TrialConfig, frame: int) -> Iterator[str]:
-    """Yield a line on each coefficient that was changed to a schedule that has another value at `frame` than
-    the coefficient had, because schedules count frames from the start of the run.
+    """Yield a line on each coefficient whose new schedule has another value at `frame` than the coefficient
+    had. This happens because schedules count frames from the start of the run.
 
     before, now: configurations of the run that continues and of its continuation; frame: frame of the
     checkpoint.
@@ -132,8 +132,8 @@ def schedule_jumps(before: TrialConfig, now: TrialConfig, frame: int) -> Iterato
 
 
 def _last_part(schedule: Schedule) -> tuple[int, Schedule]:
-    """Return the schedule that now holds, and the frame from which it holds: 0, or that of the last change by
-    a resume."""
+    """Return the schedule that now holds, and the frame from which it holds: 0, or the frame of the last
+    change by a resume."""
     return schedule.parts[-1] if isinstance(schedule, SequenceSchedule) else (0, schedule)
 
 

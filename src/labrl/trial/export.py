@@ -38,8 +38,8 @@ from labrl.trial.loading import LoadedPolicy, load
 Format = Literal["onnx", "torch"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
-"""Largest allowed difference between an export and its policy: in actions, relative to half the range of each
-component, and in the numbers from which actions are chosen, relative if a number exceeds 1."""
+"""Largest allowed difference between an export and its policy. For actions, it is relative to half the range
+of each component. For the numbers from which actions are chosen, it is relative if a number exceeds 1."""
 STEPS = 200
 """Number of observations on which an export is checked."""
 FORMAT_VERSION = 1

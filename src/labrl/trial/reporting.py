@@ -58,7 +58,7 @@ _NOT_DEFAULTS = {"seed"}
 """Keys that have no default to compare with."""
 
 _composing = threading.Lock()
-"""Lock of the thread that composes the defaults, because a process has only one Hydra configuration."""
+"""Lock of the thread that composes the defaults. A process has only one Hydra configuration."""
 
 
 def prepare(folder: Path) -> Follower | None:

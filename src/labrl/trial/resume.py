@@ -172,9 +172,9 @@ class Resume(Again):
 
         plain: the recorded configuration with the edits applied; coefficients that an edit changes take
         effect after the furthest frame that any session has reached. reached: `frames_reached` of the run.
-        Raises InputError if the new budget is already spent, or if an extension would learn nothing or needs
-        a replay buffer that `labrl-clean` has removed, and DamagedFileError if there is no checkpoint to
-        continue from.
+        Raises InputError if the new budget is already spent, or if a run with a larger budget would learn
+        nothing more or needs a replay buffer that `labrl-clean` has removed, and DamagedFileError if there is
+        no checkpoint to continue from.
         """
         # First, because a budget that contradicts other keys would be refused with one that is spent, too.
         _check_budget(self.past, plain, reached)

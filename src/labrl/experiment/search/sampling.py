@@ -37,7 +37,7 @@ class NumberedSampler(BaseSampler):
     def __init__(self, node: Mapping[str, Any], space: Space, seed: int) -> None:
         """node: `hydra.sweeper.sampler`, whose seed, if given, replaces `seed`.
 
-        Raises InputError if the sampler cannot be created or is for several objectives, and for a grid over a
+        Raises InputError if the sampler cannot be created, is for several objectives, or is a grid over a
         continuous range.
         """
         self._node, self._space = node, space

@@ -83,7 +83,8 @@ class Search(RetryingQueue):
         self._gave_up = False
         self._broken: Exception | None = None
         self._seen: dict[Path, tuple[int, int]] = {}
-        """Size of the evaluation table and last frame of each session that was answered, by its folder."""
+        """For the folder of each session that was answered, the size of its evaluation table and its last
+        frame."""
         self._last_beat = time.monotonic()
         self._next_record = self._last_beat + RECORD_SECONDS
 
@@ -139,8 +140,8 @@ class Search(RetryingQueue):
         self._say_end(task.number)
 
     def tick(self, running: Collection[Task]) -> None:
-        """Answer the sessions that have evaluated. When this is due, also record the status of the trials and
-        give a heartbeat. Raises errors of the study's storage."""
+        """Answer the sessions that have evaluated. If due, also record the status of the trials and give a
+        heartbeat. Raises errors of the study's storage."""
         if self._broken is not None:
             raise self._broken
         for task in running:

@@ -52,7 +52,7 @@ class Space:
     def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], overrides: Sequence[str]) -> Space:
         """Build the space from `search.space`, `hydra.sweeper.params` and the command line; later values win.
 
-        Raises InputError for a range that is empty or cannot be parsed, and if no key is searched.
+        Raises InputError if a range is empty or cannot be parsed, or if no key is searched.
         """
         searched: dict[str, tuple[str, BaseDistribution, str]] = {}
         fixed: dict[str, list[str]] = {}
@@ -179,8 +179,8 @@ class Recipe:
         return compose([*self.configuration(params), *more], self.config_dir)
 
     def overrides(self, params: Mapping[str, Any], seed: int, max_session: int | None = None) -> list[str]:
-        """Return all overrides of the trial with the values `params`. max_session: number of sessions in
-        place of that of the search."""
+        """Return all overrides of the trial with the values `params`. max_session: number of sessions that
+        replaces the search's number."""
         overrides = [*self.configuration(params), *self.how, f"seed={seed}"]
         return overrides if max_session is None else [*overrides, f"meta.max_session={max_session}"]
 

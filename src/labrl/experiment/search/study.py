@@ -166,7 +166,7 @@ class Study:
         self._host = socket.gethostname()
         self._machine = f"{self._host}:{home}"
         self._mine: dict[int, int] = {}
-        """Optuna's id of each trial that this machine runs, by number."""
+        """Optuna's id of each trial that this machine runs, by the trial's number."""
         with storage.lock(plan.name):
             self._study = optuna.create_study(
                 study_name=plan.name,

@@ -115,8 +115,8 @@ class Checkpoint(Callback):
     def save(self, session: SessionView) -> None:
         """Save, unless this frame has already been saved.
 
-        Nothing is saved once the session has ended: if its budget is extended later, the run must not contain
-        a checkpoint that exists only because the smaller budget ran out.
+        Nothing is saved once the session has ended. Otherwise, a run whose budget is extended later would
+        contain a checkpoint that exists only because the smaller budget ran out.
         """
         if not session.clock.ended and (self._refused or session.clock.frame != self._saved_frame):
             self._save(session)

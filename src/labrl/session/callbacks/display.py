@@ -43,8 +43,9 @@ _LAYOUTS = (
     (0, 0, False, True),
     (0, 0, False, False),
 )
-"""Layouts of a row of the panel, from the widest to the narrowest: width of the progress bar, number of
-returns in the spark line, whether frames are shown with all digits, whether the speed is shown."""
+"""Layouts of a row of the panel, from the widest to the narrowest. Each has the width of the progress bar,
+the number of returns in the spark line, whether frames are shown with all digits, and whether the speed is
+shown."""
 
 _TRIAL_LAYOUTS = (
     (24, 16, False, True),
