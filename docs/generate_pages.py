@@ -225,7 +225,7 @@ def presets_page() -> str:
         "",
         f"{NOTE} from `configs/preset/` and `docs/results/`. `labrl --info presets agent=<agent> "
         "env=<environment>` prints "
-        "the values of a pair and where each comes from; [configuration](configuration.md#presets) "
+        "the values for both, and where each comes from; [configuration](configuration.md#presets) "
         "explains the order.",
         "",
         matrix,

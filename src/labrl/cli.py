@@ -80,7 +80,7 @@ def compose(planned: Composition) -> Job:
 
 
 def _without_folder(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without --config-dir, the user's folder, in which Hydra would look by itself."""
+    """Return the arguments without --config-dir, because Hydra would otherwise look into this folder, too."""
     flags = ("--config-dir", "-cd")
     before = [None, *arguments]
     return [

@@ -148,11 +148,11 @@ class PiecewiseSchedule:
 
 @dataclass(kw_only=True, frozen=True)
 class SequenceSchedule:
-    """Schedules that hold one after another, for a coefficient that was changed when its run was resumed."""
+    """Schedules that apply one after another, for a coefficient that was changed when its run was resumed."""
 
     kind: Literal["sequence"]
     parts: Annotated[list[tuple[Frames, float | ShapedSchedule | PiecewiseSchedule]], MinLen(1)]
-    """`[frame, schedule]` pairs with increasing frames. Each schedule holds after its frame, the first one
+    """`[frame, schedule]` pairs with increasing frames. Each schedule applies after its frame, the first one
     even before it. Each schedule counts frames from the start of the run, not from its own frame."""
 
     def __post_init__(self) -> None:

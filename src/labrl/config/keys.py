@@ -42,7 +42,7 @@ NEW: dict[str, Any] = {
 """Options that earlier versions did not record, with the values that their runs had."""
 
 RATE = "agent.lr.rate"
-"""Key of an adapted learning rate. The rate is part of the state, so a new value holds after a resume."""
+"""Key of an adapted learning rate. The rate is part of the state, so a new value applies after a resume."""
 
 OF_COMPONENTS = {RATE: Traits(resume=True), "env.restarts": Traits(resume=True, same_group=True, score=False)}
 """Traits of keys below a component. The key alone does not determine the component's class."""
@@ -64,7 +64,8 @@ def traits(key: str) -> Traits:
 
 
 def has_kind(node: Any) -> bool:
-    """Return whether a node is a group of keys with a `kind`, as a schedule is, which counts as one value."""
+    """Return whether a node is a group of keys with a `kind`, such as a schedule, which counts as one
+    value."""
     return isinstance(node, Mapping) and "kind" in node and "_target_" not in node  # a component's own key
 
 

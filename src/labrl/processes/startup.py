@@ -15,8 +15,9 @@ def let_threads_sleep() -> None:
     """Make OpenMP threads sleep sooner while they wait. Must be called before torch is imported.
 
     By default, a waiting thread first spins 300,000 times. If other processes are busy, this occupies a core
-    that the awaited thread could use. With 10,000 spins, SAC runs 2.6 times as fast beside other processes,
-    and as fast as before alone. A user's setting of OMP_WAIT_POLICY or GOMP_SPINCOUNT takes precedence.
+    that the awaited thread could use. With 10,000 spins, SAC runs 2.6 times as fast alongside other
+    processes, and as fast as before alone. A user's setting of OMP_WAIT_POLICY or GOMP_SPINCOUNT takes
+    precedence.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

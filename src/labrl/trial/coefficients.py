@@ -132,7 +132,7 @@ def schedule_jumps(before: TrialConfig, now: TrialConfig, frame: int) -> Iterato
 
 
 def _last_part(schedule: Schedule) -> tuple[int, Schedule]:
-    """Return the schedule that now holds, and the frame from which it holds: 0, or the frame of the last
+    """Return the schedule that now applies, and the frame from which it applies: 0, or the frame of the last
     change by a resume."""
     return schedule.parts[-1] if isinstance(schedule, SequenceSchedule) else (0, schedule)
 
