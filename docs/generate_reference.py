@@ -395,7 +395,7 @@ MEMBERS = {
         *("status", "provenance", "config", "overrides", "name", "agent", "env", "seed", "created"),
         *("max_frame", "evaluates", "sessions", "warnings", "table"),
     ),
-    "labrl.agents.ppo.PPO": ("loss", "objective", "lr"),
+    "labrl.agents.ppo.PPO": ("objective", "lr"),
     "labrl.agents.dqn.DQN": ("loss", "sequence_loss", "objective"),
     "labrl.agents.replay_agent.ReplayAgent": ("update", "descend"),
     "labrl.agents.sac.SAC": ("update", "critic_loss", "policy_loss"),

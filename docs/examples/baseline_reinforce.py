@@ -1,13 +1,12 @@
 """An example agent: REINFORCE with a learned baseline (Sutton & Barto, 2018, section 13.4)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, evaluate
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig
 from labrl.memory import Minibatch
 from labrl.memory.rollout import Episodes
 from labrl.schedules import value_at
@@ -41,9 +40,9 @@ class BaselineReinforce(PolicyAgent):
         self.rollout.clear()
         return 1
 
-    def loss(self, network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        parameters, value = evaluate(network, minibatch)
-        log_prob, _ = self.distribution.log_prob_entropy(parameters, minibatch.action)
+    def objective(
+        self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         policy = -(minibatch.advantage * log_prob).mean()
         error = 0.5 * (minibatch.value_target - value).square().mean()
         return policy + error, torch.stack([policy, error]).detach()

@@ -34,6 +34,8 @@ ACTIONS = {name: kind.TRAITS.actions for name, kind in named_agents().items()}
 IMAGES = gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)
 OBSERVATIONS = {"vector": VECTOR, "images": IMAGES}
 STEPS = {"vector": 60, "images": 24}
+HOOKS = {"objective", "critic_loss", "policy_loss", "value_loss"}
+"""Methods that docs/how-to/extend.md names for agents that change a loss."""
 EARLY = {"agent.learning_starts=60": "agent.learning_starts=24"}
 
 
@@ -116,62 +118,46 @@ def test_every_override_of_a_public_method_is_called(
     use(type("Own", (kind,), overrides), agent, observation)
     assert own <= called
     assert {"act", "observe", "learn"} <= own
+    assert HOOKS & set(methods_of(kind)) <= own, "a loss that a derived agent may override is not used"
 
 
-def one_minibatch(kind: type, **changes: Any) -> Any:
-    """Return an agent of this class after its first update."""
-    component = component_of("ppo")
-    clock = Clock(10**6)
-    compute: Any = Compute.choose("cpu", "fp32", 1)
-    agent = kind(
-        dataclasses.replace(component.config, epochs=1, **changes),
-        spaces=Spaces(VECTOR, DISCRETE, 4), clock=clock, streams=Streams(3), compute=compute,
-    )  # fmt: skip
-    while not play(agent, clock, World(VECTOR, 4), 1):
+def after_an_update(kind: type, agent: str) -> Any:
+    """Return an agent of this class, with the options of `agent`, after its first update."""
+    clock, compute = Clock(10**6), Compute.choose("cpu", "fp32", 1)
+    spaces = Spaces(VECTOR, DISCRETE, 4)
+    made: Any = kind(
+        component_of(agent).config, spaces=spaces, clock=clock, streams=Streams(3), compute=compute
+    )
+    world = World(VECTOR, 4)
+    while not play(made, clock, world, 1):
         pass
-    return agent
+    return made
 
 
-class Nothing(PPO):
-    """Learns nothing, because its loss has no gradient."""
+def with_term(kind: Any) -> Any:
+    """Return a derived class whose loss has no gradient, and which has a statistic more."""
 
-    def loss(self, network: Any, minibatch: Any) -> tuple[Tensor, Tensor]:
-        loss, statistics = super().loss(network, minibatch)
-        return loss * 0, statistics
+    class WithTerm(kind):
+        STATISTICS = (*kind.STATISTICS, "term")
 
+        def objective(self, minibatch: Any, *outputs: Tensor) -> tuple[Tensor, Tensor]:
+            loss, statistics = super().objective(minibatch, *outputs)
+            return loss * 0, torch.cat([statistics, torch.ones(1)])
 
-class WithTerm(PPO):
-    """Has a statistic more."""
-
-    STATISTICS = (*PPO.STATISTICS, "term")
-
-    def loss(self, network: Any, minibatch: Any) -> tuple[Tensor, Tensor]:
-        loss, statistics = super().loss(network, minibatch)
-        return loss, torch.cat([statistics, torch.ones(1)])
+    return WithTerm
 
 
-class Unnamed(WithTerm):
-    """Returns a statistic without a name."""
-
-    STATISTICS = PPO.STATISTICS
-
-
-def test_loss_without_a_gradient_changes_no_weight() -> None:
-    own, still = one_minibatch(PPO), one_minibatch(Nothing)
-    assert own.metrics()["grad_norm"] > 0
-    assert still.metrics()["grad_norm"] == 0
-    assert not torch.equal(own.weights.vector, still.weights.vector)
-
-
-def test_statistic_of_ones_own_is_a_metric() -> None:
-    assert one_minibatch(WithTerm).metrics()["term"] == 1
-
-
-def test_statistic_without_a_name_is_refused() -> None:
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", "pqn", "sarsa"])
+def test_objective_of_ones_own_is_learned_and_its_statistic_is_a_metric(agent: str) -> None:
+    kind = component_of(agent).load()
+    assert after_an_update(kind, agent).metrics()["grad_norm"] > 0
+    metrics = after_an_update(with_term(kind), agent).metrics()
+    assert (metrics["grad_norm"], metrics["term"]) == (0, 1)
+    unnamed = type("Unnamed", (with_term(kind),), {"STATISTICS": kind.STATISTICS})
     with pytest.raises(InputError) as error:
-        one_minibatch(Unnamed)
+        after_an_update(unnamed, agent)
     assert error.value.key == "agent._target_"
-    assert "clip_fraction" in str(error.value)
+    assert kind.STATISTICS[-1] in str(error.value)
 
 
 def learner_with(images: bool, num_threads: int = 2) -> Any:

@@ -13,7 +13,6 @@ from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
-    evaluate,
     normalize_advantages,
     refuse_self_imitation,
 )
@@ -156,19 +155,16 @@ class A2C(PolicyAgent):
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 
-    def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute the mean of -log pi(a|s) A + c1 (R - V(s))^2 / 2 - c2 H(pi(.|s)), section 4.
-
-        Returns a scalar to be minimized, and the mean STATISTICS, [3].
-        """
-        parameters, value = evaluate(network, minibatch)
-        log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
+    def objective(
+        self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the mean of -log pi(a|s) A + c1 (R - V(s))^2 / 2 - c2 H(pi(.|s)), section 4."""
         policy = -policy_objective(log_prob, minibatch.advantage)
         value_error = 0.5 * (value - minibatch.value_target).square().mean()
-        entropy = entropies.mean()
+        mean_entropy = entropy.mean()
         loss = torch.add(policy, value_error, alpha=self.config.value_coef)
-        loss = add_weighted(loss, entropy, self.entropy_coef, sign=-1)
-        return loss, torch.stack([policy, value_error, entropy]).detach()
+        loss = add_weighted(loss, mean_entropy, self.entropy_coef, sign=-1)
+        return loss, torch.stack([policy, value_error, mean_entropy]).detach()
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
         """Return an optimizer for the policy and one for the values, with separate rates and clipping."""

@@ -59,14 +59,14 @@ class CrossQ(SAC):
         """Make one update. The policy normalizes with minibatch statistics only during its own update."""
         self.alpha = self._temperature.prepare()
         following, here = self.noisy(batch)
-        rows = self.descend("critics", self.joint_loss, following)
+        rows = self.descend("critics", self.critic_loss, following)
         if self.experience.updates % self._policy_delay == 0:
             self.policy.network.train()
             self.descend("policy", self.policy_loss, here, after=self._learn_temperature)
             self.policy.network.eval()
         return rows[1]
 
-    def joint_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
+    def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the squared error of r + gamma^n (min_i Q_i(s', a') - alpha log pi(a'|s')), eq. 2.
 
         One forward pass computes Q(s, a) and Q(s', a'), and no gradient flows through the target. Returns a

@@ -105,9 +105,9 @@ class PolicyActor(Actor):
 class PolicyAgent(Agent):
     """Draws actions from a stochastic policy, stores them in a rollout, and computes state values.
 
-    A derived class must create `rollout`, and define its loss and `learn`. The state of a recurrent network
-    is carried from step to step and is 0 at the start of an episode. A lost life does not reset the state,
-    because earlier observations remain useful. Evaluation has a separate state.
+    A derived class must create `rollout`, and define `objective` and `learn`. The state of a recurrent
+    network is carried from step to step and is 0 at the start of an episode. A lost life does not reset the
+    state, because earlier observations remain useful. Evaluation has a separate state.
     """
 
     TRAITS = Traits(
@@ -119,7 +119,7 @@ class PolicyAgent(Agent):
         shares_weights=True,
     )
     STATISTICS: ClassVar[tuple[str, ...]] = ()
-    """Names of the mean statistics that the loss returns."""
+    """Names of the mean statistics that `objective` returns."""
     rollout: Rollout
     config: PolicyConfig
     """Options of the agent."""
@@ -284,6 +284,28 @@ class PolicyAgent(Agent):
             return value
         return (value * self._spread + float(self._returns.mean)).astype(np.float32)
 
+    def loss(self, network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Compute the `objective` of a minibatch. Recurrent networks start from its stored states."""
+        if minibatch.state.shape[1]:
+            segments = Segments.of(minibatch.start)
+            output = network(minibatch.observation, segments.states(minibatch.state), segments.lengths)
+        else:
+            output = network(minibatch.observation)
+        parameters = mask_logits(output.parameters, minibatch.mask)
+        log_prob, entropy = self.distribution.log_prob_entropy(parameters, minibatch.action)
+        return self.objective(minibatch, log_prob, entropy, output.value)
+
+    def objective(
+        self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute what the agent minimizes, a scalar, and the mean STATISTICS, [number of names].
+
+        log_prob, entropy, value: log pi(a|s), the entropy of pi and V(s) of the networks that learn, [batch]
+        each. An agent that extends another adds its own term to the scalar, and the mean of the term to the
+        statistics.
+        """
+        raise NotImplementedError
+
     def descend(self, lr: float) -> float:
         """Make one update with the current gradient. Returns the gradient's norm. Raises NonFiniteError."""
         norm = self.learner.step(lr)
@@ -401,16 +423,6 @@ class PolicyAgent(Agent):
         self.learner.close()
         if self.imitation is not None:
             self.imitation.close()
-
-
-def evaluate(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-    """Compute distribution parameters and values for a minibatch, with gradients. [batch, ...] each"""
-    if minibatch.state.shape[1]:
-        segments = Segments.of(minibatch.start)
-        output = network(minibatch.observation, segments.states(minibatch.state), segments.lengths)
-    else:
-        output = network(minibatch.observation)
-    return mask_logits(output.parameters, minibatch.mask), output.value
 
 
 def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:

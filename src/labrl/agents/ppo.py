@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from labrl.agents.agent import divide_option
-from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, evaluate, refuse_self_imitation
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, refuse_self_imitation
 from labrl.errors import InputError
 from labrl.memory import Minibatch
 from labrl.memory.rollout import Rollout, check_budget, check_minibatches, check_room, nearest_divisor
-from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
 from labrl.networks.layers import Fused, add_weighted
 from labrl.schedules import AdaptiveRate, value_at
@@ -224,21 +223,10 @@ class PPO(PolicyAgent):
         self.rollout.clear()
         return updates if self.imitation is None else updates + self.imitation.learn()
 
-    def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a minibatch, a scalar to be minimized, and the mean STATISTICS, [5]."""
-        parameters, value = evaluate(network, minibatch)
-        log_prob, entropy = self.distribution.log_prob_entropy(parameters, minibatch.action)
-        return self.objective(minibatch, log_prob, entropy, value)
-
     def objective(
         self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute -L^CLIP + c1 L^VF - c2 S, the negative of eq. 9, and the mean STATISTICS.
-
-        log_prob, entropy, value: log pi(a|s), the entropy of pi and V(s) of the policy that learns, [batch]
-        each. Returns the objective, a scalar to be minimized, and the statistics, [5]. A derived agent adds
-        its own term to the objective, and appends the mean of the term to the statistics.
-        """
+        """Compute -L^CLIP + c1 L^VF - c2 S, the negative of eq. 9."""
         log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()
         policy = -clipped_surrogate(ratio, minibatch.advantage, self.clip_range)

@@ -12,14 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Observation, check_finite, divide_option
+from labrl.agents.agent import Observation, divide_option
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.rollout_values_agent import (
-    RETURNS_STATISTICS,
-    RolloutValuesAgent,
-    RolloutValuesConfig,
-    returns_loss,
-)
+from labrl.agents.rollout_values_agent import RolloutValuesAgent, RolloutValuesConfig
 from labrl.errors import InputError
 from labrl.memory.rollout import check_budget, check_minibatches
 from labrl.schedules import value_at
@@ -81,18 +76,16 @@ class PQN(RolloutValuesAgent):
         """Make several epochs of minibatch updates if the rollout is full. Returns the number of updates."""
         if not self._rollout.full:
             return 0
-        config, learner, frame, rollout = self.config, self._policy.learner, self.clock.frame, self._rollout
+        config, learner, rollout = self.config, self._policy.learner, self._rollout
         batch = self.batch(self._best(rollout.rows("observation"), rollout.masks), self._best)
-        lr = value_at(config.lr, frame)
-        total, norms, updates = torch.zeros(len(RETURNS_STATISTICS), device=learner.device), 0.0, 0
+        lr = value_at(config.lr, self.clock.frame)
+        total, norms, updates = torch.zeros((), device=learner.device), 0.0, 0
         for _ in range(config.epochs):
             order = torch.randperm(len(batch), generator=self._minibatch_stream)
             for minibatch in batch.minibatches(order, config.batch_size):
-                statistics, norm = learner.update(returns_loss, minibatch, lr)
+                statistics, norm = learner.update(self.loss, minibatch, lr)
                 total, norms, updates = total + statistics, norms + norm, updates + 1
-        means = [*(total / updates).tolist(), float(norms / updates)]
-        self._metrics = dict(zip(self._metrics, means, strict=True))
-        check_finite(frame, self._metrics)
+        self.record(total / updates, norms / updates)
         rollout.clear()
         return updates
 

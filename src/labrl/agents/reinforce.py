@@ -8,11 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, evaluate, normalize_advantages
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, normalize_advantages
 from labrl.errors import InputError
 from labrl.memory import Minibatch
 from labrl.memory.rollout import Episodes
-from labrl.networks.actor_critic import ActorCritic
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import NonNegativeFloat, PositiveInt
@@ -107,19 +106,16 @@ class Reinforce(PolicyAgent):
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 
-    def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute the mean of -(G - b) log pi(a|s) + c1 (G - V(s))^2 / 2 - c2 H(pi(.|s)).
-
-        Returns a scalar to be minimized, and the mean STATISTICS, [3].
-        """
-        parameters, value = evaluate(network, minibatch)
-        log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
+    def objective(
+        self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the mean of -(G - b) log pi(a|s) + c1 (G - V(s))^2 / 2 - c2 H(pi(.|s))."""
         policy = -(minibatch.advantage * log_prob).mean()
         value_error = 0.5 * (value - minibatch.value_target).square().mean()
-        entropy = entropies.mean()
+        mean_entropy = entropy.mean()
         loss = policy
         if self.config.value_coef is not None:
             loss = torch.add(loss, value_error, alpha=self.config.value_coef)
         if self.entropy_coef:  # torch would still differentiate a term with weight zero
-            loss = torch.sub(loss, entropy, alpha=self.entropy_coef)
-        return loss, torch.stack([policy, value_error, entropy]).detach()
+            loss = torch.sub(loss, mean_entropy, alpha=self.entropy_coef)
+        return loss, torch.stack([policy, value_error, mean_entropy]).detach()

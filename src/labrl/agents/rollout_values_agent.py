@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -13,14 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Agent, Observation, Traits
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
 from labrl.agents.make import check_actions
 from labrl.agents.parts.action_values import (
     ExpectedValue,
     ExpectedValueConfig,
     ValuePolicy,
     ValuePolicyConfig,
-    select_outputs,
 )
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
@@ -33,20 +32,6 @@ from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Masks, Step
 from labrl.types import PositiveInt, Probability
-
-RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
-"""Names of the means over a minibatch that `returns_loss` returns."""
-
-
-def returns_loss(network: QNetwork, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-    """Compute the mean of (G - Q(s, a))^2 / 2, to be minimized, and RETURNS_STATISTICS.
-
-    minibatch: steps with the returns G as `value_target`. Returns a scalar and [3].
-    """
-    value = select_outputs(network(minibatch.observation).outputs, minibatch.action).squeeze(1)
-    error = minibatch.value_target - value
-    mean = 0.5 * error.square().mean()
-    return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
 
 
 @dataclass(kw_only=True)
@@ -69,6 +54,9 @@ class RolloutValuesAgent(Agent):
     A derived class must define `act` and `learn`.
     """
 
+    STATISTICS: ClassVar[tuple[str, ...]] = ("loss", "td_error", "q_mean")
+    """Names of the mean statistics that `objective` returns."""
+
     TRAITS = Traits(
         actions=(gym.spaces.Discrete,),
         masks=True,
@@ -90,7 +78,7 @@ class RolloutValuesAgent(Agent):
         self._rollout = Rollout(config.horizon, spaces.num_envs)
         self._after: Observation | None = None
         """Observation after the last step."""
-        self._metrics = dict.fromkeys((*RETURNS_STATISTICS, "grad_norm"), math.nan)
+        self._metrics = dict.fromkeys((*self.STATISTICS, "grad_norm"), math.nan)
 
     @classmethod
     def check(cls, config: RolloutValuesConfig, spaces: Spaces) -> None:
@@ -128,6 +116,34 @@ class RolloutValuesAgent(Agent):
         # A lambda-return is W plus the generalized advantage with the same lambda.
         advantage = rollout.advantages(bootstrap_value, config.gamma, config.trace_decay)
         return rollout.batch(advantage, None, self._policy.learner.device)
+
+    def loss(self, network: QNetwork, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Compute the `objective` of a minibatch."""
+        return self.objective(minibatch, network(minibatch.observation).outputs.squeeze(2))
+
+    def objective(self, minibatch: Minibatch, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the mean of (G - Q(s, a))^2 / 2, and the mean STATISTICS.
+
+        minibatch: steps with the returns G as `value_target`; values: Q(s, a) of all actions, of the network
+        that learns, [batch, actions]. Returns a scalar to be minimized and the statistics, [number of names].
+        An agent that extends another adds its own term to the scalar, and the mean of the term to the
+        statistics.
+        """
+        value = values.gather(1, minibatch.action.unsqueeze(1)).squeeze(1)
+        error = minibatch.value_target - value
+        mean = 0.5 * error.square().mean()
+        return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
+
+    def record(self, statistics: Tensor, grad_norm: float | Tensor) -> None:
+        """Keep the mean statistics of a rollout, and the gradient norm, for the next metrics row.
+
+        Raises NonFiniteError if one is not finite, and InputError unless STATISTICS names each statistic.
+        """
+        if len(statistics) != len(self.STATISTICS):
+            raise wrong_statistics(self, "STATISTICS", self.STATISTICS, len(statistics))
+        means = (*statistics.tolist(), float(grad_norm))
+        self._metrics = dict(zip((*self.STATISTICS, "grad_norm"), means, strict=True))
+        check_finite(self.clock.frame, self._metrics)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the best valid actions. [num_envs]"""

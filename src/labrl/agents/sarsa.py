@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Observation, check_finite
+from labrl.agents.agent import Observation
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.rollout_values_agent import RolloutValuesAgent, RolloutValuesConfig, returns_loss
+from labrl.agents.rollout_values_agent import RolloutValuesAgent, RolloutValuesConfig
 from labrl.errors import InputError
 from labrl.memory.rollout import check_budget
 from labrl.schedules import value_at
@@ -81,10 +81,9 @@ class Sarsa(RolloutValuesAgent):
         value = self._state_value(rollout.rows("observation"), rollout.masks, rollout.rows("action"))
         batch = self.batch(value, self._next_value)
         for _ in range(self.config.epochs):
-            statistics = learner.gradient(returns_loss, batch)
+            statistics = learner.gradient(self.loss, batch)
             norm = learner.step(value_at(self.config.lr, frame))
-        self._metrics = dict(zip(self._metrics, [*statistics.tolist(), norm], strict=True))
-        check_finite(frame, self._metrics)
+        self.record(statistics, norm)
         rollout.clear()
         return self.config.epochs
 
