@@ -62,7 +62,7 @@ def compose(planned: Composition) -> Job:
     import hydra
 
     from labrl.config.extensions import Groups
-    from labrl.experiment.command import hydra_in_charge
+    from labrl.experiment.command import check_shown, hydra_in_charge
     from labrl.run.signature import trusting
 
     flags, before = planned.flags, sys.argv
@@ -74,6 +74,8 @@ def compose(planned: Composition) -> Job:
             Groups.searched(flags.config_dir),
         ):
             hydra.main(config_path=None, config_name="config")(planned.job)()
+        if flags.cfg:
+            check_shown(flags, planned.job.typed)
     finally:
         sys.argv = before
     return planned.job

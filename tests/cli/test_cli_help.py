@@ -29,7 +29,14 @@ def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     "overrides",
-    [["--help"], ["--version"], ["--cfg", "job"], ["--info", "presets"], ["env=ponk"], ["agent.lrr=1"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["--cfg", "job", "env=pong"],
+        ["--info", "presets"],
+        ["env=ponk"],
+        ["agent.lrr=1"],
+    ],
 )
 def test_help_and_error_messages_import_no_heavy_library(overrides: list[str], tmp_path: Path) -> None:
     program = (

@@ -86,6 +86,7 @@ WRONG = {
     "--seed 3": [("unknown-option", "--seed")],
     "--env=PongNoFrameskip-v4 --algo ppo --track": [("unknown-option", "--env=PongNoFrameskip-v4")],
     "--cfg jobb": [("unknown-option", "--cfg")],
+    "-m --cfg job seed=1,2": [("contradiction", "-m")],
     "--config-dir": [("missing", "--config-dir")],
     "--config-dir nowhere": [("not-found", "--config-dir")],
     "--cfg job --package agent.gama": [("unknown-key", "agent.gama")],

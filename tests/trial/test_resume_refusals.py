@@ -292,6 +292,11 @@ def test_cfg_job_prints_the_configuration_of_a_resume(
     assert main(["--cfg", "job", "+resume=runs/one", "env.max_frame=128"]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["env"]["max_frame"], shown["seed"]) == (128, 1)
+    for wrong in ("env.num_envs=3", "env.max_frame=-1"):
+        assert main(["--cfg", "job", "+resume=runs/one", wrong]) == 2
+        printed = capsys.readouterr()
+        assert f"{wrong.split('=')[1]}\n" in printed.out, "the configuration must be printed all the same"
+        assert wrong.split("=")[0] in printed.err
     assert files_of(Path()) == before
 
 

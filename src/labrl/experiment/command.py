@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 from hydra._internal.utils import get_args  # Hydra has no public parser of its command line.
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import applied_presets, compose, explain, origins, prepare
 from labrl.config.edit import compose_recorded, run_recorded
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from labrl.experiment.job import Job
     from labrl.experiment.result import SweepResult
     from labrl.run.provenance import Typed
+    from labrl.trial.composed import Composed
     from labrl.trial.fork import Fork
     from labrl.trial.request import Request
     from labrl.trial.result import TrialResult
@@ -127,6 +129,9 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
             return DONE
     if flags.multirun:
         refuse_torchrun("-m")
+        for flag in (f"--{name} {asked}" for name in ("cfg", "info") if (asked := vars(flags)[name])):
+            fix = "Leave out -m, and give each key a single value"
+            raise InputError.contradiction("-m", flag, "it is about a single run", fix)
     trust, overrides = trust_in(flags.overrides, flags.config_dir)
     arguments = [one for one in arguments if one not in flags.overrides or one in overrides]
     with trusting(trust):
@@ -143,8 +148,9 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
                 return enjoy(asked_for, flags.config_dir)
         if request is not None and not flags.multirun:
             return _go_back(request, flags, typed, full_error)
-        if flags.cfg and flags.package and not flags.multirun and _shows_null(flags):
-            print("null")
+        if flags.cfg and flags.package and (value := _empty_value(flags)):
+            print(value)
+            check_shown(flags, typed)
             return DONE
         return _begin(arguments, typed, request, full_error)
 
@@ -189,7 +195,6 @@ def train(
     instead = "Call it once for each trial, or labrl.sweep([...])"
     _check_call("labrl.train", overrides, "one trial", "['env=pong', 'seed=7']", instead)
     # Imported late: a wrong call must not wait for PyTorch.
-    from labrl.trial.composed import Composed
     from labrl.trial.resume import go_back
     from labrl.trial.start import run_again, run_new
 
@@ -204,10 +209,7 @@ def train(
             cfg = compose_recorded(again.edited, again.node, again.hydras, again.config_dir)
             result = run_again(again, cfg.hydra.run.dir, typed)
         else:
-            cfg = compose(overrides, config_dir, with_hydra=True)
-            folder = os.path.abspath(config_dir) if config_dir else None
-            command = Command(list(overrides), choices_of(cfg.hydra), folder, typed)
-            result = run_new(Composed.of(cfg, cfg.hydra.run.dir, command))
+            result = run_new(_composed(overrides, config_dir, typed))
     from labrl.trial.result import TrialError
     from labrl.trial.summary import print_failures
 
@@ -215,6 +217,33 @@ def train(
         raise TrialError(result)
     print_failures(result)
     return result
+
+
+def _composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, typed: Typed) -> Composed:
+    """Compose and check the configuration of a new run. Raises LabrlError."""
+    from labrl.trial.composed import Composed
+
+    cfg = compose(list(overrides), config_dir, with_hydra=True)
+    folder = os.path.abspath(config_dir) if config_dir else None
+    command = Command(list(overrides), choices_of(cfg.hydra), folder, typed)
+    try:
+        return Composed.of(cfg, cfg.hydra.run.dir, command)
+    except OmegaConfBaseException as error:  # of the name of the run folder
+        raise explain(error, overrides, config_dir) from error
+
+
+def check_shown(flags: Namespace, typed: Typed) -> None:
+    """Raise the LabrlError with which a run of the configuration that `--cfg` has printed would be refused
+    before it makes an environment."""
+    from labrl.trial.composed import resolved
+
+    own = [one for one in flags.overrides if not is_hydras(one)]
+    if flags.config_dir or not all(one.startswith(("agent=", "env=")) for one in own):
+        sys.stdout.flush()  # The check takes seconds, because it imports PyTorch.
+        _composed(flags.overrides, flags.config_dir, typed)
+    elif own:  # Agents and environments of labrl may lack values, but have no wrong ones.
+        cfg = compose(own, with_hydra=True)
+        resolved(cfg, choices_of(cfg.hydra)["agent"])
 
 
 def _check_call(caller: str, overrides: Sequence[str], what: str, example: str, instead: str) -> None:
@@ -283,9 +312,14 @@ def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool)
     again = go_back(request, flags.config_dir)
     if flags.cfg == "job" and not flags.package:
         plain = again.edited
-        if isinstance(again, Resume):  # with the frame from which changed coefficients hold
-            plain, _ = again.continued(plain, frames_reached(again.past))
-        print(as_yaml(plain), end="")
+        try:
+            if isinstance(again, Resume):  # with the frame from which changed coefficients hold
+                reached = frames_reached(again.past)
+                plain, contradicting = again.continued(plain, reached)
+                again.check_contradictions(plain, contradicting, reached)
+            again.composed(str(again.past.path), typed, plain)
+        finally:
+            print(as_yaml(plain), end="")
         return DONE
     for name in ("package", "cfg", "info", "hydra_help"):
         if vars(flags).get(name):
@@ -330,18 +364,20 @@ def _complete(flags: Namespace) -> bool:
     return completed is not None
 
 
-def _shows_null(flags: Namespace) -> bool:
-    """Return whether `--package` names a key whose value is null, which Hydra reports as missing.
+def _empty_value(flags: Namespace) -> str:
+    """Return `null` or `???` if `--package` names a key with this value, which Hydra reports as missing;
+    otherwise an empty string.
 
     Raises InputError if there is no such key.
     """
     cfg = compose(flags.overrides, flags.config_dir, with_hydra=True)
     if flags.package == "_global_" or OmegaConf.select(cfg, flags.package) is not None:
-        return False
+        return ""
     known = all_keys(cfg)
     if flags.package not in known:
         raise unknown_key(flags.package, "", known)
-    return True
+    group, _, name = flags.package.rpartition(".")
+    return "???" if OmegaConf.is_missing(OmegaConf.select(cfg, group), name) else "null"
 
 
 def _asked_about(arguments: Sequence[str]) -> tuple[str, str, list[str]] | None:

@@ -126,11 +126,7 @@ class Resume(Again):
         with run.lock():
             reached = frames_reached(run)
             plain, contradicting = self.continued(plain, reached)
-            if contradicting and not self.force:
-                decisive = (one.key == "agent._target_" or ".network." in one.key for one in contradicting)
-                if reached and any(decisive):
-                    self.check_fits(resolve(plain), run.session(min(reached)), contradicting)
-                raise refusal(contradicting, f"+resume={run.path}", self.in_file)
+            self.check_contradictions(plain, contradicting, reached)
             changed = run.changes(plain)
             composed = self.composed(str(run.path), typed, plain, repositories, elsewhere)
             config = composed.config
@@ -191,6 +187,19 @@ class Resume(Again):
             again = shlex.join(["labrl", *self.overrides])
             refuse_idle(resolve(held), frame, run.config["env"]["max_frame"], again)
         return held, found
+
+    def check_contradictions(
+        self, plain: Mapping[str, Any], contradicting: Sequence[Change], reached: Mapping[int, int]
+    ) -> None:
+        """Raise InputError, with a table, for changes that contradict the run's past, unless they are forced.
+
+        plain, contradicting: result of `continued`; reached: `frames_reached` of the run.
+        """
+        if contradicting and not self.force:
+            decisive = (one.key == "agent._target_" or ".network." in one.key for one in contradicting)
+            if reached and any(decisive):
+                self.check_fits(resolve(plain), self.past.session(min(reached)), contradicting)
+            raise refusal(contradicting, f"+resume={self.past.path}", self.in_file)
 
     def _record(
         self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed, contradicts: bool
