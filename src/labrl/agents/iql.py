@@ -9,7 +9,7 @@ that the agent collects.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -68,7 +68,9 @@ class IQL(ReplayAgent):
 
     Config = IQLConfig
     NAME = "iql"
-    VALUE_STATISTICS = ("loss_value", "value_mean", "grad_norm_value")
+    POLICY_STATISTICS = ("loss_policy", "imitation_weight")
+    VALUE_STATISTICS: ClassVar[tuple[str, ...]] = ("loss_value", "value_mean")
+    """Names of the means that the loss of the state values returns."""
 
     def __init__(
         self, config: IQLConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
@@ -82,7 +84,6 @@ class IQL(ReplayAgent):
             compute,
             actions=self._policy,
             num_critics=2,
-            policy_statistics=("loss_policy", "imitation_weight"),
         )
         torso = config.network.critic_torso or config.network.torso
         (network,) = build_networks(
@@ -93,7 +94,8 @@ class IQL(ReplayAgent):
         self.value = make_learner(
             network, spaces, compute, config.optimizer, config.max_grad_norm, batch_size=config.batch_size
         )
-        self.follows["value"] = self.value, self.follows["critics"][1], self.VALUE_STATISTICS
+        names = (*self.VALUE_STATISTICS, "grad_norm_value")
+        self.follows["value"] = self.value, self.follows["critics"][1], names
         self.target: TargetNetwork[Any] = config.target.build(learner=self.critics)
         self.targets = {"target": self.target}
 

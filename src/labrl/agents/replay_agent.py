@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -104,9 +104,11 @@ class ReplayAgent(Agent):
         data_parallel=True,
         learns_from_copies=True,
     )
-    CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean")
+    CRITIC_STATISTICS: ClassVar[tuple[str, ...]] = ("loss_critic", "td_error", "q_mean")
     """Names of the statistics of each row that the critics' loss returns. Metrics are averages over about 100
     updates; td_error determines priorities."""
+    POLICY_STATISTICS: ClassVar[tuple[str, ...]] = ("loss_policy",)
+    """Names of the means that the policy's loss returns."""
 
     def __init__(
         self,
@@ -118,13 +120,11 @@ class ReplayAgent(Agent):
         *,
         actions: Actions,
         num_critics: int,
-        policy_statistics: tuple[str, ...],
         critic_outputs: int = 1,
         sde: StateDependentConfig | None = None,
     ) -> None:
-        """critic_outputs: number of outputs of a critic for a continuous action; policy_statistics: names of
-        the means that the policy's loss returns; sde: options of state-dependent exploration; None:
-        no such exploration."""
+        """critic_outputs: number of outputs of a critic for a continuous action; sde: options of
+        state-dependent exploration; None: no such exploration."""
         self.config, self._ranks, self.actions = config, compute.ranks, actions
         self.clock = clock
         """Number of frames so far, and further counts."""
@@ -169,7 +169,7 @@ class ReplayAgent(Agent):
         self._held = None if sde is None else HeldNoise(sde, spaces.num_envs, policy.outputs)
         self.follows: dict[str, tuple[Learner[Any], NonNegativeSchedule, tuple[str, ...]]] = {
             "critics": (self.critics, critic_lr, (*self.CRITIC_STATISTICS, "grad_norm_critic")),
-            "policy": (self.policy, config.lr, (*policy_statistics, "grad_norm_policy")),
+            "policy": (self.policy, config.lr, (*self.POLICY_STATISTICS, "grad_norm_policy")),
         }
         """Learners by name, each with its learning rate and the names of its averages; the last average is
         the norm of the gradient."""
@@ -303,7 +303,8 @@ class ReplayAgent(Agent):
         """
         names = self.follows[name][2]
         if len(statistics) != len(names) - 1:
-            raise wrong_statistics(self, f"follows[{name!r}]", names[:-1], len(statistics))
+            attribute = f"{name.removesuffix('s').upper()}_STATISTICS"
+            raise wrong_statistics(self, attribute, names[:-1], len(statistics))
         means = statistics.mean(1) if statistics.dim() == 2 else statistics
         if isinstance(norm, Tensor):
             average: Tensor = self._averages[names[-1]]

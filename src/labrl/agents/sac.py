@@ -120,6 +120,7 @@ class SAC(ReplayAgent):
     Config: type[SoftActorCriticConfig] = SACConfig
     NAME = "sac"
     TRAITS = replace(ReplayAgent.TRAITS, graphs=True, wide=True, masks=True)
+    POLICY_STATISTICS = ("loss_policy", "entropy")
 
     def __init__(
         self,
@@ -147,8 +148,10 @@ class SAC(ReplayAgent):
             num_critics=num_critics,
             critic_outputs=critic_outputs,
             sde=config.sde,
-            policy_statistics=("loss_policy", "entropy", *(("entropy_largest",) if self._relative else ())),
         )
+        if self._relative:
+            policy, lr, (loss, entropy, *own) = self.follows["policy"]
+            self.follows["policy"] = policy, lr, (loss, entropy, "entropy_largest", *own)
         self._temperature = Temperature(config, soft.usual_entropy, clock, self.critics)
         self.alpha = self._temperature.prepare()
         """Weight of the entropy in this update."""

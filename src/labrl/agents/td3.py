@@ -92,7 +92,6 @@ class TD3(ReplayAgent):
             compute,
             actions=TanhActions(spaces.action, lambda stream: self._noise.sample(clock.frame, stream)),
             num_critics=self.NUM_CRITICS,
-            policy_statistics=("loss_policy",),
         )
         self.target_policy: TargetNetwork[Any] = config.target.build(learner=self.policy)
         self.target_critics: TargetNetwork[Any] = config.target.build(learner=self.critics)
