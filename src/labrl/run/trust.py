@@ -254,10 +254,8 @@ def _why_not(name: Name) -> str:
         return ""
     with suppress(TargetError):
         if not isinstance(load_target(name.value), type):
-            # A function has no kind, so that the folder could call any function of the user's files.
-            return (
-                " (not a class: from your --config-dir, only classes of the kind of their place are accepted)"
-            )
+            # A function has no type to check, so the folder could call any function of the user's files.
+            return " (not a class: a key accepts only classes of its own type from your --config-dir)"
     return ""
 
 
