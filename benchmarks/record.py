@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ class Records:
         self.numbers[name] = [_as_text({**row, **origin}) for row in rows]
         self.curves[name] = [_as_text({"name": name, **point}) for point in _points(run, evaluated)]
         (self.folder / CONFIGS).mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder / CONFIGS / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(run.config)))
+        config = OmegaConf.to_yaml(OmegaConf.create(run.config))
+        write_atomic(self.config_file(name), self.heading(name, run.config) + config)
 
     def write(self, names: Sequence[str]) -> None:
         """Write the files; the cells are in the order of `names`, which contains all of them."""
@@ -85,14 +87,31 @@ class Records:
             sessions[row["session"]].append((float(row["frame"]), float(row["return"])))
         return [(points[:, 0], points[:, 1]) for points in map(np.array, sessions.values())]
 
+    def config_file(self, name: str) -> Path:
+        """Return the path of the configuration of a cell."""
+        return self.folder / CONFIGS / f"{name}.yaml"
+
+    def heading(self, name: str, config: Mapping[str, Any]) -> str:
+        """Return the comment with which the configuration of a cell begins: the command that runs it again,
+        the runs whose data it needs, and its origin."""
+        rows, offline = self.numbers[name], config["agent"].get("offline") or {}
+        lines = [f"labrl +rerun={os.path.relpath(self.config_file(name))}"]
+        if data := offline.get("folder"):
+            file = os.path.relpath(self.config_file(Path(data).name))
+            lines.append(f"after labrl +rerun={file} hydra.run.dir={data}")
+        count = rows[0].get("sessions") or len(rows)
+        lines.append(f"sessions: {count}, seed: {config['seed']}, commit: {commit_text(rows[0]['commit'])}")
+        return "".join(f"# {line}\n" for line in lines).replace("`", "")
+
     def origin(self, name: str) -> dict[str, str]:
         """Return commit, configuration and machine of a cell for a table, or what is not known of them."""
         row = self.numbers[name][0]
-        config = f"{CONFIGS}/{name}.yaml"
-        kept = (self.folder / config).exists()
+        file = self.config_file(name)
         return {
             "commit": commit_text(row["commit"]),
-            "configuration": f"[YAML]({self.folder.name}/{config})" if kept else NOT_RECORDED,
+            "configuration": f"[YAML]({file.relative_to(self.folder.parent)})"
+            if file.exists()
+            else NOT_RECORDED,
             "machine": row["machine"] or NOT_RECORDED,
         }
 

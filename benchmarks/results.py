@@ -51,6 +51,15 @@ labrl's preset for the agent and the environment. `make results` trains the miss
 page and the [curves](results/curves.md). It refuses to train with uncommitted changes. `docs/results/`
 contains `sessions.csv` with every session of every table on this page, `curves.csv`, and the configurations.
 
+To check a row of any table, run its configuration, whose name is at the end of the link:
+
+    labrl +rerun=docs/results/configs/cartpole_ppo.yaml
+    labrl +rerun=docs/results/configs/cartpole_ppo.yaml seed=100    # other seeds
+
+The first lines of each file have this command, the number of sessions, the seed and the commit. The same
+seeds give other returns on another commit, because runs are [exact](explanation/exactness.md) only for one
+version of labrl and its packages.
+
 SLM Lab searched for the hyperparameters of its cells. For DDQN+PER on LunarLander, labrl uses SLM Lab's.
 Presets that were tuned by hand on their own cell have a [study](#studies); the others were tuned by hand
 with other budgets, or not at all.

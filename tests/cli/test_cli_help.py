@@ -202,5 +202,7 @@ def test_completion_offers_run_folders(
         inside = completion(f"{command}={experiment}/", monkeypatch, capsys)
         assert inside == [f"{command}={experiment}/0_ppo"]
         assert f"{command}=" in completion(command[:4], monkeypatch, capsys)
+    Path("saved.yaml").touch()
+    assert completion("+rerun=sav", monkeypatch, capsys) == ["+rerun=saved.yaml"]
     assert completion("-m +resume=runs/", monkeypatch, capsys) == [f"+resume={experiment}"]
     assert "+resume=latest" not in completion("+resume=latest agent=pp", monkeypatch, capsys)

@@ -231,8 +231,9 @@ def test_page_keeps_earlier_results_when_their_run_is_missing(
     assert all("cores" in row["machine"] for row in rows)
     assert [float(row["score"]) for row in rows] == [479, 480, 480, 481]
     assert [row["session"] for row in rows] == ["0", "1", "2", "3"]
-    kept = yaml.safe_load((tmp_path / "results" / "configs" / "cartpole_sarsa.yaml").read_text())
-    assert kept == load_run(tmp_path / "first" / sarsa.name).config
+    text = (tmp_path / "results" / "configs" / "cartpole_sarsa.yaml").read_text()
+    assert re.match(r"# labrl \+rerun=\S*results/configs/cartpole_sarsa\.yaml\n# sessions: 4, seed: ", text)
+    assert yaml.safe_load(text) == load_run(tmp_path / "first" / sarsa.name).config
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page
     assert Records(tmp_path / "results").numbers == {"cartpole_sarsa": rows}

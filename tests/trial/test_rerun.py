@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from exact_cases import rows
 
+import labrl
 from labrl.cli import main
+from labrl.config.compose import resolve
+from labrl.errors import WRONG_INPUT, LabrlError
+from labrl.mistakes.names import agent_target
+from labrl.run.signature import Trust, trusting
+from labrl.trial.request import Request
+from labrl.trial.resume import go_back
 
 QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false"]
 QUICK += ["meta.tensorboard=false"]
@@ -86,7 +95,6 @@ def test_rerun_with_edits_that_change_the_run_is_refused(
     assert [path.name for path in Path("runs").iterdir()] == ["first"]
 
 
-@pytest.mark.xfail(strict=True, reason="+rerun takes run folders only")
 def test_saved_configuration_alone_reproduces_the_run(first: Path) -> None:
     Path("saved.yaml").write_text((first / "config.yaml").read_text())
     assert main(["+rerun=saved.yaml", "hydra.run.dir=again"]) == 0
@@ -97,18 +105,85 @@ def test_saved_configuration_alone_reproduces_the_run(first: Path) -> None:
     assert info.get("equal") is None, "there are no rows beside the file to compare with"
 
 
-@pytest.mark.xfail(strict=True, reason="+rerun takes run folders only")
 def test_configuration_in_a_run_folder_is_compared_with_the_rows_beside_it(first: Path) -> None:
     assert main(["+rerun=runs/first/config.yaml", "hydra.run.dir=again"]) == 0
     info = json.loads(Path("again/run.json").read_text())
     assert (info["rerun_of"], info["equal"]) == (str(first.absolute()), True)
 
 
-@pytest.mark.xfail(strict=True, reason="the published configurations begin without a comment")
+PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results" / "configs").glob("*.yaml"))
+
+
 def test_each_published_configuration_says_its_command() -> None:
-    folder = Path(__file__).parents[2] / "docs" / "results" / "configs"
-    files = sorted(folder.glob("*.yaml"))
     command = re.compile(r"# labrl \+rerun=(?:\S*/)?(\S+\.yaml)\b")
-    first_lines = {file.name: command.match(file.read_text().splitlines()[0]) for file in files}
-    assert files
+    first_lines = {file.name: command.match(file.read_text().splitlines()[0]) for file in PUBLISHED}
+    assert PUBLISHED
     assert [name for name, found in first_lines.items() if found is None or found[1] != name] == []
+
+
+def test_each_published_configuration_is_accepted() -> None:
+    for file in PUBLISHED:
+        with trusting(Trust()):
+            again = go_back(Request("rerun", str(file), []))
+        config = resolve(again.past.read_config())
+        assert again.choices["env"] == config.env.config.name
+        assert agent_target(again.choices["agent"]) == config.agent.target
+
+
+def test_missing_key_of_meta_has_its_default_and_is_named(
+    first: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (first / "config.yaml").read_text()
+    Path("saved.yaml").write_text(text.replace("  kernels: auto\n", "").replace("  project: labrl\n", ""))
+    assert main(["+rerun=saved.yaml", "seed=3", "hydra.run.dir=again"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "meta.kernels" in line]
+    assert "wandb.project" in line
+    assert yaml.safe_load(Path("again/config.yaml").read_text())["meta"]["kernels"] == "auto"
+    assert yaml.safe_load(Path("again/overrides.yaml").read_text())[:3] == [
+        "agent=random",
+        "env=cartpole",
+        "seed=3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "key"),
+    [
+        ("agent: [1, 2", "damaged", "saved.yaml"),
+        ("- agent=ppo", "damaged", "saved.yaml"),
+        ("words", "missing", "agent"),
+        ("agent: {}\nenv: {}", "missing", "meta"),
+        ("agent: {}\nenv: {}\nmeta: {}\nwandb: off", "missing", "wandb"),
+        (lambda text: text.replace("num_envs: 8", "num_envs: many"), "type", "env.num_envs"),
+        (lambda text: text.replace("num_envs: 8", "num_envs: 8\n  extra: box2d"), "unknown-key", "env.extra"),
+        (lambda text: text.replace("  vectorization: auto\n", ""), "missing", "env.vectorization"),
+        (
+            lambda text: text.replace("labrl.agents.random.RandomAgent", "antigravity.Flight"),
+            "untrusted",
+            "agent._target_",
+        ),
+        (
+            lambda text: text.replace("project: labrl", "project: ${oc.env:HOME}"),
+            "untrusted",
+            "wandb.project",
+        ),
+    ],
+)
+def test_file_that_cannot_be_run_again_is_refused(
+    content: str | Callable[[str], str], code: str, key: str, first: Path
+) -> None:
+    config = (first / "config.yaml").read_text()
+    Path("saved.yaml").write_text(content if isinstance(content, str) else content(config))
+    with pytest.raises(LabrlError) as caught:
+        labrl.train(["+rerun=saved.yaml"])
+    assert (caught.value.code, caught.value.exit_code) == (code, WRONG_INPUT)
+    assert (caught.value.key or "").endswith(key)
+    assert "saved.yaml" in str(caught.value)
+    assert [path.name for path in Path("runs").iterdir()] == ["first"]
+
+
+def test_key_that_a_file_lacks_or_should_not_have_is_changed_by_an_override(first: Path) -> None:
+    text = (first / "config.yaml").read_text().replace("  vectorization: auto\n", "  extra: box2d\n")
+    Path("saved.yaml").write_text(text)
+    edits = ["~env.extra", "env.vectorization=auto", "env.max_frame=256"]
+    assert main(["+rerun=saved.yaml", *edits, "hydra.run.dir=again"]) == 0

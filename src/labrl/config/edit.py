@@ -79,10 +79,17 @@ def _apply(edited: dict[Any, Any], then: Any, now: Any) -> None:
 def _with_values(
     cfg: DictConfig, values: list[str], groups: list[str], config_dir: str | os.PathLike[str] | None
 ) -> DictConfig:
-    """Return `cfg` with overrides of keys, as Hydra applies them."""
+    """Return `cfg` with overrides of keys, as Hydra applies them. They may set known keys that `cfg` lacks,
+    because it was recorded before these keys existed."""
     import hydra
 
+    from labrl.mistakes.names import all_keys  # imports Hydra
+
     prepare(config_dir, values)
+    present = all_keys(cfg)
+    if lacking := [one for one in values if one[0] not in "+~" and key_of(one) not in present]:
+        known = all_keys(compose(groups, config_dir))
+        values = [f"+{one}" if one in lacking and key_of(one) in known else one for one in values]
     with _stored(cfg, config_dir):
         try:
             return hydra.compose(_NAME, overrides=without_alias(values))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -23,6 +26,7 @@ from labrl.config.keys import (
     Change,
     is_hydras,
     key_of,
+    override_of,
     split_override,
     typed_override,
     walk,
@@ -204,23 +208,11 @@ def edited_config(run: Run) -> dict[str, Any]:
     someone else has edited it so that it names code that is not part of labrl.
     """
     path = run.config_yaml
-    try:
+    with reading(path, _ORIGINAL):
         text = path.read_text(encoding="utf-8")
         if text == as_yaml(run.config):
             return run.config
-        edited = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-        if not isinstance(edited, dict) or not edited:
-            raise ValueError("it contains no keys")
-    except FileNotFoundError as error:
-        raise DamagedFileError.about(path, "it is missing. Restore it from a copy", _ORIGINAL) from error
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
-        told = " ".join(str(error).split())
-        if isinstance(error, RecursionError):
-            told = "an alias stands for a node that contains it, or groups of keys are nested too deeply"
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            told = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise DamagedFileError.about(path, f"cannot be read: {told.rstrip('.')}", _ORIGINAL) from None
-    plain = {str(key): value for key, value in edited.items()}
+        plain = keys_in(text)
     found = run.changes(plain)
     gone = [change.key for change in found if change.new is ABSENT]
     if gone:
@@ -232,13 +224,38 @@ def edited_config(run: Run) -> dict[str, Any]:
     return plain
 
 
+@contextmanager
+def reading(path: Path, fix: str) -> Iterator[None]:
+    """Context manager: raise DamagedFileError if the YAML file `path` cannot be read. fix: what to do
+    then."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedFileError.about(path, "it is missing. Restore it from a copy", fix) from error
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
+        told = " ".join(str(error).split())
+        if isinstance(error, RecursionError):
+            told = "an alias stands for a node that contains it, or groups of keys are nested too deeply"
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            told = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise DamagedFileError.about(path, f"cannot be read: {told.rstrip('.')}", fix) from None
+
+
+def keys_in(text: str, resolve: bool = True) -> dict[str, Any]:
+    """Return the keys in a YAML text. resolve: whether to resolve references to other keys."""
+    node = OmegaConf.to_container(OmegaConf.create(text), resolve=resolve)
+    if not isinstance(node, dict) or not node:
+        raise ValueError("it contains no keys")
+    return {str(key): value for key, value in node.items()}
+
+
 def overrides_of(run: Run) -> list[str]:
     """Return the overrides that reproduce the configuration of a run, without those for Hydra."""
     from labrl.config.presets import is_labrls  # imports Hydra
 
     overrides = [override for override in run.overrides if not is_hydras(override)]
     if not any(override.startswith("seed=") for override in overrides):
-        overrides.append(f"seed={run.config['seed']}")
+        overrides.append(override_of("seed", run.config["seed"]))
     recorded = run.provenance.get("choices", {})
     preset, *own = (recorded.get(group, "") for group in ("preset", "agent", "env"))
     # Agents and environments of the user inherited no presets when the run was new.
@@ -252,14 +269,21 @@ def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
 
     Only keys of `meta`, `wandb` and `start_from` are filled in, because they do not change how an agent acts.
     """
+    return {
+        **plain,
+        **{part: {**keys, **(plain.get(part) or {})} for part, keys in copy.deepcopy(_defaults()).items()},
+    }
+
+
+@cache
+def _defaults() -> dict[str, dict[str, Any]]:
     files = {"meta": "meta/default.yaml", "wandb": "wandb/auto.yaml", "start_from": "config.yaml"}
     read = {
         part: yaml.safe_load((config_folder() / file).read_text(encoding="utf-8"))
         for part, file in files.items()
     }
-    defaults = {**read, "start_from": read["start_from"]["start_from"]}
-    defaults["meta"].pop("defaults")
-    return {**plain, **{part: {**defaults[part], **(plain.get(part) or {})} for part in files}}
+    read["meta"].pop("defaults")
+    return {**read, "start_from": read["start_from"]["start_from"]}
 
 
 def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str] = ()) -> InputError:

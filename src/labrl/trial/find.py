@@ -131,6 +131,8 @@ def completions(line: str) -> list[str] | None:
         found = [str(one) if is_experiment(one) else f"{one}/" for one, is_run in pairs if not is_run]
     else:
         found = [str(one) if is_run else f"{one}/" for one, is_run in zip(folders, runs, strict=True)]
+    if verb == "+rerun=":  # of saved configurations
+        found += sorted(glob.glob(f"{glob.escape(start)}*.yaml"))
     latest = ["latest"] if "latest".startswith(typed) else []
     return [f"{verb}{one}" for one in [*latest, *found]]
 

@@ -31,7 +31,7 @@ class Request:
 
     kind: Literal["resume", "rerun", "fork", "enjoy"]
     which: str
-    """A run folder, or `latest`."""
+    """A run folder, or `latest`; for `+rerun`, also a YAML file with a configuration."""
     edits: list[str]
     """The other overrides of the command line: changes of the run's configuration, or options of `+enjoy`."""
     force: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.keys import contradictions
@@ -11,9 +12,11 @@ from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.trial.again import Again, edited_config, refusal
 from labrl.trial.result import TrialResult
+from labrl.trial.saved import SavedConfig
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
+    from labrl.trial.composed import Composed
 
 UNTIMED = frozenset({"wall", "fps", "end"})
 """Columns that are not compared: measured times, and `end`, which runs of older versions of labrl lack."""
@@ -43,20 +46,45 @@ class Rerun(Again):
             why = "the run is a fork, and +rerun repeats runs from frame 0"
             raise InputError.usage(f"+rerun={then.path}", why, f"To repeat it: {shlex.join(again)}")
         plain = self.edited
-        if (found := contradictions(then.changes(plain))) and not self.force:
+        found = contradictions(then.changes(plain)) if then.sessions else []  # otherwise nothing is compared
+        if found and not self.force:
             raise refusal(found, f"+rerun={then.path}")
-        if keys := [change.key for change in then.changes(edited_config(then))]:
+        if isinstance(then, SavedConfig):
+            if then.filled:
+                say(f"{then.path} lacks newer keys, which have their defaults: {', '.join(then.filled)}")
+        elif keys := [change.key for change in then.changes(edited_config(then))]:
             edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
             say(f"{edited}; +rerun ignores the edits")
         return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))
 
+    def composed(
+        self,
+        folder: str,
+        typed: Typed,
+        plain: Mapping[str, Any],
+        repositories: Repositories | None = None,
+        elsewhere: bool = False,
+    ) -> Composed:
+        """Check the configuration `plain`, as in `Again`. Errors name the file from which it comes."""
+        try:
+            return super().composed(folder, typed, plain, repositories, elsewhere)
+        except InputError as error:
+            if not isinstance(self.past, SavedConfig):
+                raise
+            raise self.past.explain(error) from error.__cause__
+
     def conclude(self, result: TrialResult) -> TrialResult:
         """Record in the result and in the run folder whether the metric rows equal those of the earlier
-        run."""
+        run, if that has any."""
+        again = Run.open(result.folder)
+        if not self.past.sessions:
+            result.comparison = f"nothing was compared, because {self.past.path} has no metric rows"
+            again.update(rerun_of=str(self.past.path))
+            return result
         equal, result.comparison = compare(self.past, result)
         if not equal:
             result.exit_code = result.exit_code or FAILED
-        Run.open(result.folder).update(rerun_of=str(self.past.path), equal=equal)
+        again.update(rerun_of=str(self.past.path), equal=equal)
         return result
 
 

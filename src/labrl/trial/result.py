@@ -28,7 +28,7 @@ class TrialResult:
     """`report.html` in the run folder; None if no report was made."""
     comparison: str | None = None
     """Result of a repetition (`+rerun`) in one line: whether all metric rows are equal, and the first
-    difference; None if the trial is not a repetition."""
+    difference, or that there were no rows to compare; None if the trial is not a repetition."""
 
     lacking: str | None = None
     """The incomplete files of the run and the reason, in one line; None if all files are complete."""

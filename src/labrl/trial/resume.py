@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
@@ -18,6 +19,7 @@ from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_o
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.processes.secrets import origins
 from labrl.run import folder as folders
+from labrl.run.find import is_run
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
@@ -39,6 +41,7 @@ from labrl.trial.find import find_run
 from labrl.trial.fork import Fork
 from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
+from labrl.trial.saved import SavedConfig
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -59,7 +62,14 @@ def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) 
 
     config_dir: folder with the user's own groups; None: the folder that the run used.
     """
-    past = check_past(find_run(request.which, request.edits, request.kind), composes=True)
+    file = Path(os.path.expanduser(request.which))
+    past: Run
+    if request.kind == "rerun" and file.is_file():
+        of_run = file.name == "config.yaml" and is_run(file.parent)
+        past = Run.open(file.parent) if of_run else SavedConfig(file)
+    else:
+        past = find_run(request.which, request.edits, request.kind)
+    check_past(past, composes=True)
     if request.kind == "fork":
         return Fork.at(past, request, config_dir)
     if request.kind == "rerun":

@@ -1,0 +1,85 @@
+"""A configuration in a YAML file, such as a copy of the `config.yaml` of a run, that is run again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from labrl.config import config_folder
+from labrl.config.compose import to_plain
+from labrl.config.keys import changes
+from labrl.config.nodes import ConfigNode
+from labrl.envs.games import environments
+from labrl.errors import InputError, sentences
+from labrl.run.run import Run
+from labrl.run.trust import check_recorded
+from labrl.trial.again import completed, keys_in, reading
+
+_FIX = "Name a run folder, its config.yaml, or a copy of that file"
+
+
+class SavedConfig(Run):
+    """A configuration in a YAML file, which is repeated like a run that has no rows.
+
+    Its recorded overrides choose only the agent and the environment.
+    """
+
+    unrecorded = False
+
+    def __init__(self, file: Path) -> None:
+        """Raises DamagedFileError if the file cannot be read, and InputError if it is not a configuration of
+        labrl, or names code that is not part of labrl."""
+        super().__init__(Path(os.path.abspath(file)))
+        with reading(self.path, _FIX):
+            config = keys_in(self.path.read_text(encoding="utf-8"), resolve=False)
+        groups = ("agent", "env", "meta", *sorted({"wandb", "start_from"} & config.keys()))
+        if wrong := [name for name in groups if not isinstance(config.get(name), dict)]:
+            why = f"it is not a configuration of labrl, which has groups of keys {', '.join(wrong)}"
+            raise InputError.about(self.path, why, _FIX, code="missing", key=wrong[0])
+        self._facts: dict[str, Any] = {"overrides": [], "config": config}
+        check_recorded(self, config)  # before references are resolved, which may call functions
+        resolved = to_plain(ConfigNode({"seed": None} | config))
+        self._facts["config"] = completed(resolved)
+        self.filled = [one.key for one in changes(resolved, self._facts["config"])]
+        """Keys that the file lacks and that therefore have the present defaults."""
+        agent, is_option = _agent(resolved["agent"])
+        env = str(resolved["env"].get("name"))
+        self._facts["choices"] = {"agent": agent, "env": env}
+        self._facts["overrides"] = [f"agent={agent}"] * is_option
+        self._facts["overrides"] += [f"env={env}"] * any(env == name for name, _, _ in environments())
+
+    def read_info(self) -> dict[str, Any]:
+        """Return an empty dict, because no run is recorded."""
+        return {}
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the configuration as plain data, completed with the defaults of newer keys."""
+        return self.config
+
+    def read_provenance(self) -> dict[str, Any]:
+        """Return the configuration and the choice of agent and environment."""
+        return self._facts
+
+    def explain(self, error: InputError) -> InputError:
+        """Return the error of this configuration with the name of the file, and with what to type for keys
+        that no longer exist."""
+        return InputError.of(
+            InputError(
+                sentences(one.message, f"To leave it out: ~{one.key}" * (one.code == "unknown-key")),
+                code=one.code,
+                key=one.key,
+            )
+            for one in error.within(self.path.name).mistakes
+        )
+
+
+def _agent(node: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the option of the group `agent` that adds this class and True, or otherwise the name of the
+    class and False."""
+    target = str(node.get("_target_"))
+    files = sorted((config_folder() / "agent").glob("*.yaml"))
+    own = (one.stem for one in files if f"\n_target_: {target}\n" in one.read_text(encoding="utf-8"))
+    option = next(own, None)
+    return option or target.rpartition(".")[2].lower(), option is not None
