@@ -98,6 +98,8 @@ def test_healthy_rows_show_no_sign() -> None:
     assert names(healthy(), baseline=None, solved=None) == []
     assert names({"frame": np.empty(0)}) == []
     assert names({"frame": FRAMES}) == ["episodes never end", "too few updates"]
+    for column in ("entropy", "kl", "clip_fraction", "value_mean", "value_std", "action_top_share"):
+        assert names({key: rows for key, rows in healthy().items() if key != column}) == []
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -223,9 +223,11 @@ def _constant_values(of: Evidence) -> Seen | None:
     frames, deviations = of.known("value_std")
     _, means = of.known("value_mean")
     late = _late(frames)
+    if not late.any():  # IQL, among others, has value_mean only
+        return None
     # Both columns are in the same rows: an update writes them together.
     constant = deviations < CONSTANT * np.abs(means)
-    if not late.any() or not constant[late].all():
+    if not constant[late].all():
         return None
     largest = number(float(deviations[late].max()), 2)
     return (f"value_std at most {largest}, value_mean {number(float(means[-1]), 3)}", frames[constant])
