@@ -223,9 +223,9 @@ def _constant_values(of: Evidence) -> Seen | None:
     frames, deviations = of.known("value_std")
     _, means = of.known("value_mean")
     late = _late(frames)
-    if not late.any():  # IQL, among others, has value_mean only
+    # An update writes both columns together, but IQL records value_mean alone.
+    if not late.any() or len(means) != len(deviations):
         return None
-    # Both columns are in the same rows: an update writes them together.
     constant = deviations < CONSTANT * np.abs(means)
     if not constant[late].all():
         return None
