@@ -60,9 +60,9 @@ class OptunaSweeper(TrialSweeper):
         from labrl.experiment.search.checks import check_search
         from labrl.experiment.search.options import Settings
 
-        check_search(self.config, arguments)
+        check_search(self.config, self.job.overrides)
         settings = dataclass_of(Settings, self._settings, "hydra.sweeper")
         # Imported late, so that wrong input is reported without waiting for Optuna and torch.
         from labrl.experiment.search.begin import search
 
-        self.job.exit_code = search(self.config, settings, arguments, self.job, self.launcher)
+        self.job.exit_code = search(self.config, settings, self.job, self.launcher)

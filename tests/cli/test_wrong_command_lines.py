@@ -54,7 +54,7 @@ WRONG = {
     "+transforms/reward@transforms.mine=[clip]": [("usage", "transforms/reward")],
     "agent=[ppo,dqn] seed=1": [("usage", "agent")],
     "transforms/reward=sign,clip": [("usage", "transforms/reward")],
-    "+agent=ppo": [("unknown-key", "agent")],
+    "+agent=ppo meta=dev": [("unknown-key", "agent")],
     # values, types, ranges, contradictions
     "env=gymnasium": [("missing", "env.id")],
     "env.num_envs=many": [("type", "env.num_envs")],
@@ -110,6 +110,8 @@ WRONG = {
     "seed=1,2": [("usage", "seed")],
     "-m agent=ppo,dqnn": [("unknown-option", "agent")],
     "-m agent=ppo,dqn agent.horizon=32": [("unknown-key", "agent.horizon")],
+    "-m agent=range(1,3) meta=dev": [("unknown-option", "agent")],
+    "-m +experiment=slm_lab/cartpole,slm_lab/acrobot": [("unknown-key", "experiment")],
     "-m search=ppo seed=1,2": [("usage", "search")],
     "-m seed=range(0,2,0)": [("range", "seed")],
     "-m seed=range(0,2),3": [("range", "seed")],

@@ -56,6 +56,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
             ["agent.horizon=choice(32, 64)", "agent=choice(a2c, dqn, ppo)"],
             ["agent.horizon", "agent=choice(a2c, dqn, ppo)", "agent=a2c, agent=ppo", "agent=dqn"],
         ),
+        (["agent=choice(dqn, ppo)", "agent.memory.capacity=50000"], ["agent=ppo: agent.memory.capacity"]),
         ([LR, "hydra.sweeper.custom_search_space=a.b"], ["hydra.sweeper.custom_search_space"]),
         ([], ["search=ppo"]),
         (
@@ -129,13 +130,24 @@ def test_wrong_search_is_refused_with_its_key_and_leaves_no_folder(
     assert not list(Path("runs").glob("*"))
 
 
-def test_n_trials_replaces_the_number_of_trials_of_a_ready_space(capsys: pytest.CaptureFixture[str]) -> None:
-    # The storage is checked last, so that only this error appears if n_trials is accepted.
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["search=ppo", "hydra.sweeper.n_trials=3"],
+        # Regression test: the key was composed with the default agent, which lacks it.
+        ["agent=choice(sac, td3)", "agent.memory.capacity=1000", "env=pendulum"],
+    ],
+)
+def test_number_of_trials_replaces_that_of_the_space_and_fixed_keys_are_those_of_searched_options(
+    overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The storage is checked last, so that only this error appears if the overrides are accepted.
     wrong_storage = ["hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"]
-    assert main([*SEARCH[:-1], "search=ppo", "hydra.sweeper.n_trials=3", *wrong_storage]) == WRONG_INPUT
+    assert main([*SEARCH[:-1], *overrides, *wrong_storage]) == WRONG_INPUT
     message = capsys.readouterr().err
     assert "hydra.sweeper.storage=study.db" in message
     assert "n_trials" not in message
+    assert message.count("\n") == 1
 
 
 def test_error_of_an_unreachable_database_hides_the_password(

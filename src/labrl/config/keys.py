@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labrl.config.traits import Traits, annotation, dataclasses_in, hints
 from labrl.schedules import expanded, short_form
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 RECORDED = "auto:"
 """Prefix of the choice of presets that runs recorded before users' agents inherited presets."""
@@ -166,6 +170,15 @@ def without_alias(overrides: Iterable[str]) -> list[str]:
 def key_of(override: str) -> str:
     """Return the key or group of an override, without a leading `+` or `~` and without a package."""
     return split_override(override)[0].partition("@")[0]
+
+
+def values_of(override: Override) -> list[str]:
+    """Return an override for each value of an override with several discrete values; [] if there are none, as
+    in range(1, 1)."""
+    with suppress(ValueError):  # the step of a range is 0, or the range is one of several values
+        if override.is_discrete_sweep():
+            return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    return []
 
 
 def quoted(text: str) -> str:

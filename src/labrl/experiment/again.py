@@ -6,13 +6,17 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from labrl.config.keys import is_hydras, quoted, split_override
+from labrl.config.keys import is_hydras, quoted, split_override, values_of
 from labrl.processes.secrets import ENV_SET, MASK, note_typed, restore
 from labrl.run.trust import check_experiment
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
 from labrl.trial.request import Request
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
 
 
 @dataclass(frozen=True)
@@ -105,17 +109,17 @@ def swept_keys(overrides: Iterable[str]) -> set[str]:
     return {one.key_or_group for one in parsed if one.is_sweep_override()}
 
 
-def for_trials_alone(overrides: Sequence[str], swept: Iterable[str]) -> list[str]:
-    """Return the overrides of keys in a swept group, such as agent.double with agent=dqn,sac.
+def first_options(overrides: Sequence[str], loader: ConfigLoader) -> dict[str, str]:
+    """Return the override of the first option for each override with several options of a group.
 
-    Hydra also composes the experiment itself, in whose configuration such a key may not exist. In a search
-    there are no such overrides. swept: further keys with several values.
+    Hydra composes the experiment itself from these, because other overrides may be of keys that only the
+    given options have, such as agent.double with agent=dqn,c51. loader: Hydra's, for patterns of options.
     """
-    if any(override.startswith("hydra/sweeper=") for override in overrides):
-        return []
-    groups = tuple(f"{key}{sign}" for key in {*swept, *swept_keys(overrides)} for sign in "./")
-    return [
-        override
-        for override in overrides
-        if not is_hydras(override) and split_override(override)[0].startswith(groups)
-    ]
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create(loader).parse_overrides(list(overrides))
+    return {
+        str(one.input_line): values[0]
+        for one in parsed
+        if "." not in one.key_or_group and not is_hydras(one.key_or_group) and (values := values_of(one))
+    }

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hydra._internal.utils import get_args  # Hydra has no public parser of its command line.
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import applied_presets, compose, explain, origins, prepare
+from labrl.config.compose import applied_presets, compose, explain, hydra_initialized, origins, prepare
 from labrl.config.edit import compose_recorded, run_recorded
 from labrl.config.keys import is_hydras, split_override, written
 from labrl.config.presets import choices_of
@@ -271,7 +272,7 @@ def _check_call(caller: str, overrides: Sequence[str], what: str, example: str, 
 def _begin(arguments: list[str], typed: Typed, request: Request | None, full_error: bool) -> Composition:
     """Return a new run or an experiment for Hydra to compose. request: the requested resume or fork, if
     any."""
-    from labrl.experiment.again import ExperimentAgain, for_trials_alone
+    from labrl.experiment.again import ExperimentAgain, first_options
     from labrl.experiment.job import Job
     from labrl.trial.fork import Fork
     from labrl.trial.resume import go_back
@@ -297,10 +298,12 @@ def _begin(arguments: list[str], typed: Typed, request: Request | None, full_err
     own = [override for override in flags.overrides if not is_hydras(override)]
     job = Job(flags.config_dir, full_error, typed, own, again)
     if flags.multirun:
-        known = again.swept if isinstance(again, ExperimentAgain) else set()
-        with hydra_in_charge(flags.overrides, flags.config_dir, flags.multirun):  # it parses overrides
-            alone = for_trials_alone(flags.overrides, known)
-        arguments = [one for one in arguments if one not in alone]
+        with (
+            hydra_in_charge(flags.overrides, flags.config_dir, flags.multirun),
+            hydra_initialized(flags.config_dir),
+        ):
+            first = first_options(flags.overrides, GlobalHydra.instance().config_loader())
+        arguments = [first.get(one, one) for one in arguments]
     return Composition(job, arguments, flags)
 
 

@@ -21,7 +21,7 @@ from labrl.analysis.adastop import Stages
 from labrl.analysis.formats import align_columns
 from labrl.config.compose import check_no_search, naming_preset, resolve
 from labrl.config.extensions import Groups
-from labrl.config.keys import Change, is_hydras, key_of, traits, unescaped
+from labrl.config.keys import Change, is_hydras, key_of, traits, unescaped, values_of
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
 from labrl.errors import InputError, LabrlError
@@ -128,15 +128,14 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     # Of several overrides of a key, the last one counts.
     choices: dict[str, list[str]] = {}
     for one in parsed:
-        swept, key, values = one.is_sweep_override(), one.get_key_element(), []
-        with suppress(ValueError):  # the step of a range is 0, or the range is one of several values
-            values = [*one.sweep_string_iterator()] if swept else [one.get_value_element_as_str()]
+        key = one.get_key_element()
+        values = values_of(one) if one.is_sweep_override() else [f"{key}={one.get_value_element_as_str()}"]
         if not values:
             allowed = "be values separated by commas, or a single range that is not empty"
             if one.value_type is ValueType.GLOB_CHOICE_SWEEP:
                 allowed = "be a pattern that matches an option of a group"
             raise InputError.value(one.key_or_group, str(one.input_line).partition("=")[2], allowed)
-        choices[key] = [f"{key}={value}" for value in values]
+        choices[key] = values
     # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
     return [

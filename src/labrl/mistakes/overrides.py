@@ -11,11 +11,12 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, ValueType
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from labrl.config.keys import values_of
 from labrl.envs.games import env_of
 from labrl.errors import InputError, LabrlError, first_line
 from labrl.mistakes.names import (
@@ -30,6 +31,9 @@ from labrl.mistakes.names import (
     unknown_key,
 )
 from labrl.mistakes.spelling import nearest, suggested
+
+NAMES = (str, list, ChoiceSweep, Glob)
+"""Types of the values of overrides that can name options of a group."""
 
 
 def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) -> LabrlError:
@@ -47,7 +51,7 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
     wrong: list[LabrlError] = []
     for override in overrides:
         if _is_readable(override, parser):
-            parsed.append(parser.parse_override(override))
+            parsed += parser.parse_overrides([override])  # with the loader, which knows what a pattern means
         else:
             wrong.append(_bad_syntax(override, parser))
     if wrong:
@@ -57,7 +61,8 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
     choices = [one for one in parsed if "/" in one.key_or_group or _options(one.key_or_group, loader)]
     keys = [one for one in parsed if one not in choices]
     cfg = OmegaConf.create()
-    for chosen in itertools.product(*map(_chosen, choices)):  # of each trial, because options have own keys
+    given = [values_of(one) or [str(one.input_line)] for one in choices]
+    for chosen in itertools.product(*given):  # of each trial, because options have own keys
         try:
             cfg = hydra.compose("config", list(chosen), return_hydra_config=True)
         except Exception as refused:
@@ -66,15 +71,10 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
         unknown = [one for one in keys if re.sub(r"\[\d+\]", "", one.key_or_group) not in known]
         # With a plus, the key may be new.
         if wrong := [_unknown_key(one, cfg, known, loader) for one in unknown if not one.is_add()]:
-            return InputError.of(wrong)
+            error = InputError.of(wrong)
+            its = [one for one, choice in zip(chosen, choices, strict=True) if choice.is_sweep_override()]
+            return error.within(f"trial {' '.join(its)}") if its else error
     return _several_values(several[0], cfg) if several else _wrong_value(error, keys, cfg)
-
-
-def _chosen(choice: Override) -> list[str]:
-    """Return an override for each option in the choice of a group. In a grid, a choice may have several."""
-    if not choice.is_sweep_override() or isinstance(choice.value(), IntervalSweep):
-        return [str(choice.input_line)]
-    return [f"{choice.get_key_element()}={option}" for option in choice.sweep_string_iterator()]
 
 
 def _options(group: str, loader: ConfigLoader) -> list[str]:
@@ -162,17 +162,19 @@ def _wrong_choice(error: Exception, choices: Sequence[Override], loader: ConfigL
     """Explain the choice of an option that Hydra refused with `error`."""
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _unknown_option(error, choices, loader)
-    one = next((one for one in choices if one.is_delete()), None) or _refused(error, choices)
+    known = hydra.compose("config", return_hydra_config=True)
+    chosen = known.hydra.runtime.choices
+    refused = [one for one in choices if one.is_delete() or not isinstance(one.value(), NAMES)]
+    refused += [one for one in choices if one.is_add() and one.key_or_group in chosen]
+    one = refused[0] if refused else _refused(error, choices)
     if one is None:
         return InputError(first_line(error), code="usage")
     group, override = one.key_or_group, str(one.input_line)
     options, owners = _options(group, loader), owners_of(group.replace("/", "."))
-    if options and not one.is_delete() and not isinstance(one.value(), str | list):
+    if options and not one.is_delete() and not isinstance(one.value(), NAMES):
         return _unknown_option(
             MissingConfigException("", f"{group}/{override.partition('=')[2]}"), choices, loader
         )
-    known = hydra.compose("config", return_hydra_config=True)
-    chosen = known.hydra.runtime.choices
     if not options:
         near = suggested(nearest(group, _groups(loader), 3))
         return InputError.about(

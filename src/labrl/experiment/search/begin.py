@@ -59,16 +59,16 @@ OWN_STUDY = "labrl"
 def search(
     cfg: DictConfig,
     settings: Settings,
-    overrides: Sequence[str],
     job: Job,
     launcher: TrialLauncher,
 ) -> int:
-    """Run the search that `cfg` and the `overrides` of the command line describe. Return the exit code.
+    """Run the search that `cfg` and the overrides of `job` describe. Return the exit code.
 
-    job: what the trials of the search have in common. Raises InputError for wrong input before any trial
-    starts.
+    cfg: the configuration with the first option of each searched group. Raises InputError for wrong input
+    before any trial starts.
     """
     silence()
+    overrides = job.overrides
     plain = resolved(cfg, cfg.hydra.runtime.choices["agent"])
     check_start_from(plain["start_from"]["run"], overrides)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
@@ -330,7 +330,10 @@ def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Colle
         return plain
     except LabrlError as error:
         groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
-        chosen = to_plain(recipe.compose(groups))
+        try:
+            chosen = to_plain(recipe.compose(groups))
+        except LabrlError as wrong:  # for instance for a fixed key that one of the searched agents lacks
+            raise wrong.within(" ".join(f"{key}={value}" for key, value in groups.items())) from error
         lacking = [key for key in recipe.space.distributions if "." in key and not _is_key(chosen, key)]
         if of_ready := [key for key in lacking if key in keys]:
             raise not_its(ready, of_ready, agent) from error

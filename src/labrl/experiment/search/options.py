@@ -39,7 +39,8 @@ class Confirm:
     sessions: PositiveInt
     """Number of fresh seeds for each confirmed configuration, >= 1."""
     default: bool
-    """Whether the configuration without any searched value also runs on the fresh seeds."""
+    """Whether the configuration without any searched value also runs on the fresh seeds. If a group is
+    searched, it has the first option."""
 
 
 @dataclass(kw_only=True)

@@ -186,8 +186,9 @@ class Recipe:
 
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
         """Return the overrides of the trial with the values `params`, except those that determine
-        how a trial is run."""
-        overrides = self.space.overrides(params)
+        how a trial is run. A searched group without a value in `params` has its first option."""
+        groups = {key: values[0] for key, values in self.space.corners().items() if "." not in key}
+        overrides = self.space.overrides({**groups, **params})
         typed = set(map(key_of, overrides))
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
         return [*named, *overrides]
