@@ -20,6 +20,7 @@ from search_cases import OVERRIDES, PLAN
 import labrl.session.callbacks.search
 from labrl.analysis.formats import score
 from labrl.analysis.listing import best_trial, ranked_trials
+from labrl.analysis.search import SearchResult
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.search import break_off, confirmed
@@ -195,9 +196,14 @@ def test_recipe_is_the_best_trial_unless_all_values_are_equal(env: str, tmp_path
         assert recipe["agent"]["lr"] == info["trials"][best["trial"]]["params"]["agent.lr"]
 
 
-def test_best_trial_is_the_one_confirmed_by_fresh_seeds(
-    searched: tuple[Path, int], info: dict[str, Any]
+def test_best_run_is_of_the_default_if_the_fresh_seeds_recommend_it_or_else_of_their_best_trial(
+    searched: tuple[Path, int], info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Regression test: latest meant the best trial of a search that recommends to keep the default."""
+    kept = best_trial(searched[0], lambda run: True)
+    assert kept is not None
+    assert kept.run.path.name in info["search"]["confirm"]["candidates"][-1]["folders"]
+    monkeypatch.setattr(SearchResult, "is_better", lambda search, x, y: x.trial is not None)
     best = best_trial(searched[0], lambda run: True)
     assert best is not None
     assert best.run.path.name == info["trials"][info["search"]["confirm"]["winner"]]["folder"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from labrl.analysis.formats import align_columns, score, short_number, shorten, time_unit, widths_that_fit
 from labrl.analysis.groups import differing_keys, filter_runs, group_runs
 from labrl.analysis.returns import collect_info, group_return
-from labrl.analysis.search import SearchResult, read_search, runs_of
+from labrl.analysis.search import Confirmed, SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
 from labrl.errors import InputError, LabrlError
 from labrl.run.experiment import Experiment
@@ -255,12 +255,15 @@ def ranked_trials(experiment: Path) -> list[RankedTrial]:
     InputError for a damaged folder.
 
     Trials of a grid are ranked by the final return of their sessions. In a search, trials that were confirmed
-    on fresh seeds come first, ranked by their mean on these seeds; the other trials follow, ranked by the
+    on fresh seeds come first, ranked by their mean on these seeds, together with the runs of the default,
+    which precede all trials if the fresh seeds recommend the default. The other trials follow, ranked by the
     search's objective.
     """
     found = Experiment.load(experiment)
     search = read_search(found.info)
     ranked = [_ranked(run, found.number_of(run), search) for run in found.runs]
+    if search and search.default and search.default.mean is not None:
+        ranked += _of_default(search, search.default, found.path)
     return sorted(ranked, key=lambda one: (one.run.env, not one.comparable, one.place))
 
 
@@ -283,6 +286,17 @@ def _ranked(run: Run, number: int | None, search: SearchResult | None) -> Ranked
             result = f"{measure} {score(value, 1)}{'' if complete else f', {run.status}'}"
             return RankedTrial(run, (1, sign * value, trial.number), complete, result)
     return RankedTrial(run, (), False, run.status)
+
+
+def _of_default(search: SearchResult, default: Confirmed, path: Path) -> Iterator[RankedTrial]:
+    """Yield the runs of the default configuration of the search in `path`."""
+    sign, mean = -1.0 if search.maximize else 1.0, default.mean or 0.0
+    kept = search.confirmed_best is default
+    result = f"{search.objective} {score(mean, 1)} on the fresh seeds of the confirmation, the default"
+    result += ", which the search recommends to keep" * kept
+    values = dict(zip(default.folders, default.values, strict=True))  # there is a mean, so no run failed
+    for run in runs_of(default, path):
+        yield RankedTrial(run, (-1 if kept else 0, sign * mean, sign * values[run.name]), True, result)
 
 
 def best_trial(experiment: Path, agrees: Callable[[Run], bool]) -> RankedTrial | None:

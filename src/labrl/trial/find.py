@@ -153,7 +153,7 @@ def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Ver
         return newest
     say(
         f"The newest run is part of the experiment {place}. "
-        f"Using its best trial, {best.run.name}, with {best.result}"
+        f"Using its best run, {best.run.name}: {best.result}"
     )
     return best.run
 
