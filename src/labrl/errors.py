@@ -53,12 +53,17 @@ def first_line(error: object) -> str:
 
     For an exception without text, returns the name of its type.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__ if isinstance(error, BaseException) else ""
-    while lines[0].endswith(":") and lines[1:]:
-        lines[:2] = [f"{lines[0]} {lines[1]}"]
-    return lines[0]
+    first, *_ = _lines(str(error)) or [type(error).__name__ if isinstance(error, BaseException) else ""]
+    return first
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text that are not empty, with the first one joined with the next one if it ends
+    with a colon."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    while lines[1:] and lines[0].rstrip().endswith(":"):
+        lines[:2] = [f"{lines[0].rstrip()} {lines[1].strip()}"]
+    return [line.strip() for line in lines[:1]] + lines[1:]
 
 
 def described(error: BaseException) -> str:
@@ -72,9 +77,12 @@ def described(error: BaseException) -> str:
 
 
 def with_notes(error: BaseException, text: str) -> str:
-    """Return `text` with the notes of an error in parentheses."""
+    """Return `text` with the notes of an error in parentheses, at the end of its first line."""
     notes = [first_line(note) for note in vars(error).get("__notes__", ())]
-    return f"{text} ({', '.join(notes)})" if notes else text
+    if not notes:
+        return text
+    first, *others = _lines(text)
+    return "\n".join([f"{first} ({', '.join(notes)})", *others])
 
 
 def note_place(error: BaseException, where: str = "") -> None:

@@ -12,6 +12,7 @@ from labrl.analysis.groups import group_runs
 from labrl.analysis.statistics import compare, rank_groups
 from labrl.experiment.scheduler import recorded
 from labrl.experiment.summary import print_experiment
+from labrl.run.atomic import write_json
 from labrl.run.experiment import Experiment
 from labrl.run.run import Run
 
@@ -68,3 +69,17 @@ def test_groups_show_the_numbers_of_infos(tmp_path: Path, capsys: pytest.Capture
     }
     assert found["lr=0.0003"].endswith(" 0.25")
     assert found["lr=0.001"].endswith(" 0.75")
+
+
+def test_error_of_several_lines_is_its_first_one_and_the_log_with_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = "ValueError: first\nsecond"
+    session = Run.open(write_long_run(tmp_path / "a", 1, 40)).session(0)
+    write_json(session.result_json, {**session.result, "status": "failed", "error": error})
+    session.log.write_text("Traceback")
+    folder = write_experiment(tmp_path, [("a", {"status": "failed", "error": error})])
+    lines = printed(folder, capsys)
+    (told,) = [line for line in lines if "ValueError: first" in line]
+    assert str(session.log) in " ".join(lines[lines.index(told) :])
+    assert "second" not in " ".join(lines + Experiment.load(folder).runs[0].session(0).warnings)

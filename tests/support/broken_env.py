@@ -50,7 +50,7 @@ class Broken(gym.Env):
         if self._how == "asserts":
             assert self._steps < 20
         if self._steps == 20 and self._how == "gives_up":
-            raise ArithmeticError("the simulator gave up")
+            raise ArithmeticError("the simulator gave up\n  after all\n")
         if self._steps == 20 and self._how == "varies":
             torch.set_deterministic_debug_mode("error")  # as on a GPU
             torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))

@@ -280,7 +280,7 @@ def verdict(search: SearchResult) -> Iterator[str]:
         return
     tied = [one.number for one in ranked if one.value == first.value]
     luck = (
-        f"the {'highest' if search.maximize else 'lowest'} of {count} trials"
+        f"the {'highest' if search.maximize else 'lowest'} of {count} trial{'' if count == 1 else 's'}"
         f"{f', reached by {len(tied)} of them,' if len(tied) > 1 else ''} and therefore partly luck"
     )
     if winner is None:

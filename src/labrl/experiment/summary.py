@@ -81,9 +81,11 @@ def print_experiment(
             Display.console().print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if (path / record.folder).exists():
                 say(f"  run folder: {path / record.folder}")
-            log = path / record.folder / TRIAL_LOG
-            if log.exists() and log.stat().st_size:
-                say(f"  log: {log}")
+            own = path / record.folder
+            failed = [one.log for one in Run(own).sessions if one.status == "failed"]
+            for log in [own / TRIAL_LOG, *failed]:
+                if log.exists() and log.stat().st_size:
+                    say(f"  log: {log}")
     if status != "finished":
         how = "interrupted; to resume" if status == "interrupted" else "to run unfinished trials again"
         say(f"{how}: {how_to_resume_experiment(path)}")

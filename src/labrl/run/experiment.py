@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
 from labrl.run.find import is_run, load_run, runs_below
 from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, now, origin, read_json
@@ -199,7 +199,9 @@ class Experiment(Folder[ExperimentStatus]):
                         warnings.append(f"trial {number}: {error}")
                         refusal = error if isinstance(error, InputError) else refusal
                 elif status != "waiting":
-                    warnings.append(f"trial {number} has no run folder" + (f": {reason}" if reason else ""))
+                    warnings.append(
+                        f"trial {number} has no run folder" + (f": {first_line(reason)}" if reason else "")
+                    )
         except AttributeError as error:
             raise DamagedFileError.about(self.marker, f"it cannot be read: {error}") from error
         if refusal is not None and not runs:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
+from labrl.errors import DamagedFileError, InputError, LabrlError, first_line, key_in
 from labrl.run.atomic import write_json
 from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore, frames_in
 from labrl.run.folder import read_json
@@ -333,7 +333,7 @@ class RunSession:
     @cached_property
     def warnings(self) -> list[str]:
         """Messages about problems of the session: why it failed, and what its files lack."""
-        found = [f"failed: {self.result['error']}"] if self.result.get("error") else []
+        found = [f"failed: {first_line(self.result['error'])}"] if self.result.get("error") else []
         found += [warning for table in self._tables for warning in table.warnings]
         if not self._run_is_alive and any(table.cut for table in self._tables):
             found.append("an incomplete last line is left out")  # normal while the file is being written

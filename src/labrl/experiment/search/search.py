@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from labrl.analysis.formats import number, score
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
-from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError, first_line
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, recorded, run_queue
@@ -189,7 +189,7 @@ class Search(RetryingQueue):
                 there = value_at(best[0].intermediate_values, frame) if best and frame is not None else None
                 leader += "" if there is None else f", which had {score(there, 1)} at that frame"
             case _:
-                what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
+                what = f"failed: {first_line(trial.user_attrs.get(FACTS, {}).get('error'))}"
         say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {_values(trial.params)}")
         failed = sum(one.state == TrialState.FAIL for one in trials)
         if failed > self._max_failure_rate * self.study.total and not self._gave_up:
@@ -341,7 +341,7 @@ class ConfirmingRuns(RetryingQueue):
     def done(self, task: Task, outcome: Outcome) -> None:
         """Print a failure. Other results are in the folder of the run."""
         if outcome.error:
-            say(f"{task.named} failed: {outcome.error}")
+            say(f"{task.named} failed: {first_line(outcome.error)}")
 
 
 def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any]:
