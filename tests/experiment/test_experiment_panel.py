@@ -153,6 +153,24 @@ def test_rows_show_state_progress_return_and_time_left(
     assert experiment.screen.cursor_is_visible
 
 
+@pytest.mark.parametrize("width", [80, 110, 140])
+def test_rows_of_trials_with_many_keys_differ(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression test: the last keys, in which trials may differ, were cut off."""
+    about = "agent.actor.lr=3e-4 agent.critic.lr=1e-3 agent.network.torso.mlp.hidden=[256,256,256]"
+    experiment = Experiment(Trials(tmp_path, 3, about), (width, 24), monkeypatch)
+    with experiment.panel:
+        experiment.start(0, session(500))
+        rows = experiment.show()[1:4]
+    for number, line in enumerate(rows):
+        assert line.count("=") == 4, line
+        assert line.endswith(f"={number}"), line
+        assert len(line) <= width - 3
+    if width > 80:
+        assert f"actor.lr=3e-4 critic.lr=1e-3 hidden=[256,256,256] seed={number}" in line
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_of_many_trials_the_running_ones_and_the_newest_results_are_shown(
     size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
 _MESSAGE = re.compile(r"(?!Traceback|\s)(.*\S.*)")
 """Pattern of a line of a trial's output that does not belong to a traceback."""
 
-_GROUPS = re.compile(r"(?<!\S)[\w./]+\.(?=\w+=)")
-"""Pattern of the leading parts of a key, such as `agent.` in `agent.lr=1e-3`. Rows leave them out to save
-space."""
+_KEY = re.compile(r"(?<!\S)\+*(?:[\w/@]+\.)*?((?:[\w/@]+\.)?([\w/@]+))(?==)")
+"""Pattern of a key. Its groups are the last two parts and the last part, such as `actor.lr` and `lr`."""
 
 _STATES = ("running", "waiting", "finished", "pruned", "failed", "interrupted")
 """States of trials, in the order in which they are counted."""
@@ -115,7 +115,7 @@ class ExperimentPanel(Panel):
         if number in self._ended:
             return self._ended[number]
         task, outcome = self._tasks[number], self._queue.outcomes.get(number)
-        about = task.label or _GROUPS.sub("", task.about)
+        about = task.label or brief_keys(task.about)
         if outcome is None and number not in self._running:
             return TrialProgress.of(number, about, "waiting")
         if number not in self._sessions:
@@ -162,6 +162,12 @@ class ExperimentPanel(Panel):
         ending = "finishing: a trial makes its videos and its report, and keeps its slots" if ends else ""
         for line in filter(None, (", ".join(parts), ending, self._queue.note())):
             yield Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def brief_keys(text: str) -> str:
+    """Return overrides with only the last part of each key, or the last two if keys share the last one."""
+    known = Counter(key[2] for key in _KEY.finditer(text))
+    return _KEY.sub(lambda key: key[2] if known[key[2]] == 1 else key[1], text)
 
 
 def _sessions_in(folder: Path) -> Iterator[tuple[RunSession, int]]:

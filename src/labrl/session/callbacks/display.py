@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any, ClassVar, Self
@@ -23,7 +23,7 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
-from labrl.analysis.formats import duration, score, short_number
+from labrl.analysis.formats import duration, score, short_number, shorten_overrides
 
 REFRESH_SECONDS = 1.0
 """Shortest time between two updates of the terminal, in seconds."""
@@ -59,8 +59,9 @@ _TRIAL_LAYOUTS = (
 
 _STYLES = {"waiting": "dim", "failed": "red"}
 
-_ABOUT = 20
-"""Largest number of columns in a row for the text that distinguishes the trial from others."""
+_ABOUT = 30
+"""Smallest number of columns in a row for a text that distinguishes the trial from others, if there is no
+layout in which the whole text fits."""
 
 SHOWN_ABOVE = "LABRL_PROGRESS_SHOWN"
 """Name of the environment variable that is set for a trial whose progress is shown in its experiment's
@@ -300,14 +301,19 @@ class Display:
     def _panel(self, rows: Sequence[SessionProgress], foot: Sequence[RenderableType]) -> RenderableType:
         """Return the rows and, if there is room, the losses and the use of time of each session."""
         width = self._console.width - _FREE
-        longest = max((len(one.about) for one in rows if isinstance(one, TrialProgress)), default=0)
-        for layout in _TRIAL_LAYOUTS if longest else _LAYOUTS:
-            table = self._table(rows, *layout)
-            left = width - self._console.measure(table).maximum
-            if left >= (min(longest, _ABOUT) + 1 if longest else 0):
-                break
-        if longest and left > 1:
-            table = self._table(rows, *layout, about=min(left - 1, longest))
+        trials = [one for one in rows if isinstance(one, TrialProgress)]
+        longest = max((len(one.about) for one in trials), default=0)
+        layouts = _TRIAL_LAYOUTS if longest else _LAYOUTS
+        tables = [self._table(rows, *layout) for layout in layouts]
+        room = [width - self._console.measure(table).maximum for table in tables]
+        wanted = (longest + 1, min(longest, _ABOUT) + 1) if longest else (0,)
+        chosen = (at for least in wanted for at, left in enumerate(room) if left >= least)
+        at = next(chosen, len(layouts) - 1)
+        table, left = tables[at], room[at] - 1
+        if longest and left > 0:
+            texts = shorten_overrides([one.about for one in trials], left)
+            short = [replace(one, about=text) for one, text in zip(trials, texts, strict=True)]
+            table = self._table(short, *layouts[at], about=min(left, longest))
         lines: list[RenderableType] = [table, *foot] if rows else [*foot]
         if 2 * len(rows) + 2 <= self._console.height:
             lines += filter(None, (self._details(progress, width) for progress in rows))
