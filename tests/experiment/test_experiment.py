@@ -31,7 +31,7 @@ from trial_processes import (
 from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose, hydra_initialized
 from labrl.errors import DONE, WRONG_INPUT, InputError
-from labrl.experiment.grid import plan_grid
+from labrl.experiment.grid import combinations, plan_grid
 from labrl.experiment.machine import Machine
 from labrl.processes.output import LabeledLines
 from labrl.run.experiment import Experiment
@@ -129,6 +129,13 @@ def test_grid_runs_every_combination_in_its_own_folder(capsys: pytest.CaptureFix
     for env in ("acrobot", "cartpole"):
         group = ["2", "random", "on", env]
         assert group in rows, "the table has no row for a group with the number of its seeds"
+
+
+def test_overrides_with_one_value_reach_the_trials_as_typed() -> None:
+    """Regression test: Hydra's own text of the value of json_str(...) cannot be read again."""
+    fixed = ["~agent.lr", "+agent.lr=linear:1e-3:0", "+env.kwargs.x={a: 1}", "wandb.name='a, b'"]
+    with hydra_initialized(None):
+        assert combinations([*fixed, "seed=1,2"]) == [[*fixed, "seed=1"], [*fixed, "seed=2"]]
 
 
 def test_trials_with_different_seeds_are_one_group_without_overrides(

@@ -128,20 +128,14 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     # Of several overrides of a key, the last one counts.
     choices: dict[str, list[str]] = {}
     for one in parsed:
-        key = one.get_key_element()
-        values = values_of(one) if one.is_sweep_override() else [f"{key}={one.get_value_element_as_str()}"]
+        values = [*map(unescaped, values_of(one))] if one.is_sweep_override() else [str(one.input_line)]
         if not values:
             allowed = "be values separated by commas, or a single range that is not empty"
             if one.value_type is ValueType.GLOB_CHOICE_SWEEP:
                 allowed = "be a pattern that matches an option of a group"
             raise InputError.value(one.key_or_group, str(one.input_line).partition("=")[2], allowed)
-        choices[key] = values
-    # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
-    taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
-    return [
-        [taken_away.get(override) or unescaped(override) for override in overrides]
-        for overrides in itertools.product(*choices.values())
-    ]
+        choices[one.get_key_element()] = values
+    return [list(overrides) for overrides in itertools.product(*choices.values())]
 
 
 def plan_grid(
