@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -16,7 +17,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.keys import values_of
+from labrl.config.keys import split_override, values_of
 from labrl.envs.games import env_of
 from labrl.errors import InputError, LabrlError, first_line
 from labrl.mistakes.names import (
@@ -34,6 +35,9 @@ from labrl.mistakes.spelling import nearest, suggested
 
 NAMES = (str, list, ChoiceSweep, Glob)
 """Types of the values of overrides that can name options of a group."""
+
+UPDATES = ("gradient_steps", "train_freq")
+"""Keys of Stable-Baselines3 that together are the number of updates per step of all environments."""
 
 
 def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) -> LabrlError:
@@ -70,7 +74,8 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
         known = all_keys(cfg)
         unknown = [one for one in keys if re.sub(r"\[\d+\]", "", one.key_or_group) not in known]
         # With a plus, the key may be new.
-        if wrong := [_unknown_key(one, cfg, known, loader) for one in unknown if not one.is_add()]:
+        values = {key.rpartition(".")[2]: value for key, value in map(split_override, overrides)}
+        if wrong := [_unknown_key(one, values, cfg, known, loader) for one in unknown if not one.is_add()]:
             error = InputError.of(wrong)
             its = [one for one, choice in zip(chosen, choices, strict=True) if choice.is_sweep_override()]
             return error.within(f"trial {' '.join(its)}") if its else error
@@ -203,9 +208,22 @@ def _wrong_choice(error: Exception, choices: Sequence[Override], loader: ConfigL
     return InputError.about(override, why, fix, code="unknown-key", key=group)
 
 
-def _unknown_key(one: Override, cfg: DictConfig, known: Sequence[str], loader: ConfigLoader) -> InputError:
-    """Return the error for a key that does not exist in `cfg`, whose keys are `known`."""
+def _unknown_key(
+    one: Override, given: Mapping[str, str], cfg: DictConfig, known: Sequence[str], loader: ConfigLoader
+) -> InputError:
+    """Return the error for a key that does not exist in `cfg`, whose keys are `known`.
+
+    given: all values of the command line, by the last part of their keys.
+    """
     key, override = one.key_or_group, str(one.input_line)
+    numbers = {name: int(value) for name, value in given.items() if re.fullmatch(r"-?\d+", value)}
+    if key.rpartition(".")[2] in UPDATES and numbers.keys() >= set(UPDATES):
+        # Alone, each of the two would have another meaning. gradient_steps=-1 means 1 update per frame.
+        steps, every = (numbers[name] for name in UPDATES)
+        num_envs = numbers.get("n_envs", numbers.get("num_envs", 1))
+        rate = str(Fraction(steps, max(every * num_envs, 1)) if steps >= 0 else 1)
+        found = unknown_key(f"agent.{UPDATES[0]}", rate, known)
+        return InputError(found.message.replace(str(found.key), key, 1), code=found.code, key=key)
     parents = (key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1))
     above = next((name for name in parents if name in known), None)
     node = None if above is None else OmegaConf.select(cfg, above, throw_on_resolution_failure=False)
