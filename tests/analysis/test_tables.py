@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from labrl.analysis.formats import brackets, interval
 from labrl.analysis.intervals import probability_of_improvement
 from labrl.analysis.statistics import MEASURES
-from labrl.analysis.tables import as_csv, as_latex, as_markdown, comparison_rows, has_intervals
+from labrl.analysis.tables import as_csv, as_latex, as_markdown, comparison_rows, legend
 
 NOTHING = {"mean": None, "std": None, "n": 0}
 
@@ -57,7 +57,7 @@ def test_rows_are_raw_numbers_and_compare_each_group_with_the_best() -> None:
     assert (first["rival"], first["improvement"], first["improvement_high"]) == ("lr=0.2", 0.25, 0.4)
     assert (best["rival"], best["improvement"]) == (None, None)
     assert (first["consistency"], first["stability"], first["frames_to_threshold"]) == (0.5, 0.25, 12_500)
-    assert has_intervals(ROWS)
+    assert [line.partition(":")[0] for line in legend(ROWS)] == ["[low, high]", "P(better)"]
 
 
 def test_pair_in_the_opposite_order_is_inverted() -> None:
@@ -126,7 +126,7 @@ def test_latex_table_has_the_best_group_in_bold_and_escaped_names(name: str, esc
 
 def test_comparison_without_rows_gives_no_table() -> None:
     nothing = comparison_rows({"envs": []})
-    assert (as_markdown(nothing), as_latex(nothing), has_intervals(nothing)) == ("", "", False)
+    assert (as_markdown(nothing), as_latex(nothing), legend(nothing)) == ("", "", [])
     assert as_csv(nothing) == "\n"
 
 

@@ -36,6 +36,12 @@ For two groups of three runs, chance alone ranks all runs of a given group first
 SCORE_METHOD = "Newcombe's score interval"
 PAIR_METHODS = f"{SCORE_METHOD} for fewer than 10 seeds and for probabilities of 0 and 1, else {BOOTSTRAP}"
 """Text on the methods of the intervals of probabilities of improvement."""
+PAIR_MEANING = (
+    "the probability that a seed of one group has a higher final return than a seed of the other, above 0.5 "
+    f"if it is better; sure only if the whole interval is, with at least {FEWEST_FOR_BEST} seeds of both "
+    "(docs/explanation/statistics.md#comparisons)"
+)
+"""Text on probabilities of improvement, for tables."""
 MAX_POINTS = 200
 """Maximum number of points of a common grid, which is more than a figure can show."""
 REPLICATES = 10_000

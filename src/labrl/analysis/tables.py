@@ -10,7 +10,7 @@ import polars as pl
 
 from labrl.analysis.formats import METHODS, UNKNOWN, brackets, brackets_by_width, number
 from labrl.analysis.groups import value_text
-from labrl.analysis.intervals import PAIR_METHODS, statistic_of
+from labrl.analysis.intervals import PAIR_MEANING, PAIR_METHODS, statistic_of
 from labrl.analysis.statistics import MEASURES, improvement, info_columns, rank_groups
 
 ESTIMATES = {
@@ -19,9 +19,6 @@ ESTIMATES = {
     "human_normalized": "human-normalized",
 }
 """The measures with an interval, and the headings of their columns."""
-
-LEGEND = f"[low, high]: 95 % interval over the seeds ({METHODS}; P(better): {PAIR_METHODS})"
-"""Explanation of the brackets of a table, in one line."""
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
@@ -182,10 +179,12 @@ def readable(table: pl.DataFrame, for_paper: bool = False) -> list[list[str]]:
     return [list(shown), *map(list, zip(*shown.values(), strict=True))]
 
 
-def has_intervals(table: pl.DataFrame) -> bool:
-    """Return whether any number in the table has an interval, so that LEGEND is needed."""
-    ends = [name for name in ("final_return_low", "improvement_low") if name in table.columns]
-    return any(table[name].count() for name in ends)
+def legend(table: pl.DataFrame) -> list[str]:
+    """Return lines that explain the brackets and the probabilities in the table."""
+    known = {name for name in table.columns if table[name].count()}
+    brackets = f"[low, high]: 95 % interval over the seeds ({METHODS}; P(better): {PAIR_METHODS})"
+    lines = [brackets] if known & {"final_return_low", "improvement_low"} else []
+    return [*lines, *([f"P(better): {PAIR_MEANING}"] if "improvement" in known else [])]
 
 
 def _markdown(text: str) -> str:

@@ -237,12 +237,12 @@ def report_on(
         return
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.tables import (
-        LEGEND,
         as_csv,
         as_latex,
         as_markdown,
         comparison_rows,
         differences,
+        legend,
         markdown_lines,
     )
 
@@ -268,8 +268,9 @@ def report_on(
         _print(rows, keys, built.warnings, built.verdict if of_groups else "")
     else:
         # A CSV file has no comments, but a column for each key.
-        text = {"csv": as_csv(rows), "md": f"{as_markdown(rows)}\n{LEGEND}\n"}
-        text["latex"] = f"% {LEGEND}\n{as_latex(rows)}"
+        text = {"csv": as_csv(rows), "md": as_markdown(rows)}
+        text["md"] += "".join(f"\n{line}\n" for line in legend(rows))
+        text["latex"] = "".join(f"% {line}\n" for line in legend(rows)) + as_latex(rows)
         for caption, lines in keys.items():
             text["md"] += f"\n{caption}:\n\n{markdown_lines(lines, texts=len(lines[0]))}"
             text["latex"] += "".join(
@@ -288,7 +289,7 @@ def _print(
     from rich.table import Table
     from rich.text import Text
 
-    from labrl.analysis.tables import LEGEND, has_intervals, readable
+    from labrl.analysis.tables import legend, readable
     from labrl.trial.summary import say
 
     console = Console(width=None if sys.stdout.isatty() else 200)
@@ -320,8 +321,8 @@ def _print(
     show(next(lines), [*lines], dict(enumerate(widths.values())))
     if left_out := [heads[int(place)] for place in places[4:] if place not in widths]:
         say(f"the report also has {', '.join(left_out)}", console, words=True)
-    if has_intervals(rows):
-        say(LEGEND, console, words=True)
+    for line in legend(rows):
+        say(line, console, words=True)
     for caption, table in keys.items():
         say(f"{caption}:", console)
         show(table[0], table[1:], {})

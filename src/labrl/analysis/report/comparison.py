@@ -14,7 +14,7 @@ from labrl.analysis.colors import GRAY, Style, group_styles
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, join_names, moment, number
 from labrl.analysis.groups import Group, by_env, distinguishing_keys, group_by_key, value_text
-from labrl.analysis.intervals import PAIR_METHODS, aggregates
+from labrl.analysis.intervals import PAIR_MEANING, PAIR_METHODS, aggregates
 from labrl.analysis.report.page import commit_text, relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, improvement_text, statistic_name
@@ -97,6 +97,7 @@ def comparison_report(
         "path": experiment.path if experiment else None,
         "envs": envs,
         "pair_method": PAIR_METHODS,
+        "pair_meaning": PAIR_MEANING,
         "aggregate_names": NAMES,
         "improvement": improvement,
         "final_return": final_return,
