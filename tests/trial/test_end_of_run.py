@@ -14,7 +14,7 @@ import pytest
 from commands import Command, start_labrl
 
 from labrl.cli import main
-from labrl.errors import DONE, TERMINATED
+from labrl.errors import DONE, TERMINATED, WRONG_INPUT
 from labrl.run.run import Run
 
 HANGING = """
@@ -108,7 +108,6 @@ def test_sigterm_after_training_has_the_same_exit_code(tmp_path: Path, overrides
 
 
 @pytest.mark.report
-@pytest.mark.xfail(strict=True, reason="+resume of a finished run is refused, even if its report is missing")
 @pytest.mark.usefixtures("own_folder")
 def test_resume_makes_the_report_during_which_a_command_was_killed(tmp_path: Path) -> None:
     with hanging(tmp_path, "meta.videos=false") as command:
@@ -118,3 +117,28 @@ def test_resume_makes_the_report_during_which_a_command_was_killed(tmp_path: Pat
     assert not report.exists()
     assert main(["+resume=run"]) == DONE
     assert report.exists()
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_resume_of_a_finished_run_makes_only_what_is_missing() -> None:
+    report = Path("run/report.html")
+    assert main(QUICK) == DONE
+    assert main(["+resume=run"]) == WRONG_INPUT
+    report.unlink()
+    assert main(["+resume=run", "meta.report=false"]) == WRONG_INPUT
+    assert main(["+resume=run"]) == DONE
+    assert report.exists()
+    assert main(["+resume=run"]) == WRONG_INPUT
+    report.write_text("of the smaller budget")
+    assert main(["+resume=run", "env.max_frame=96"]) == DONE
+    assert report.read_text() == "", "a kill would have left the outdated report"
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_resume_of_a_finished_experiment_makes_what_is_missing() -> None:
+    assert main(["-m", *QUICK[:-1], "seed=0,1", "hydra/launcher=basic", "hydra.sweep.dir=e"]) == DONE
+    reports = [Path("e/report.html"), Path("e/1_random_cartpole/report.html")]
+    for report in reports:
+        report.unlink()
+    assert main(["-m", "+resume=e"]) == DONE
+    assert all(report.exists() for report in reports)

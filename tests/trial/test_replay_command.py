@@ -115,6 +115,7 @@ def test_videos_missing_after_a_kill_are_made_later(
     if command == "report":
         assert report([str(path)]) == DONE
     elif command in ("resume", "unrecorded"):
+        assert main([f"+resume={path}"]) == DONE
         assert main([f"+resume={path}"]) == WRONG_INPUT, "a finished run was resumed"
     else:
         assert main(["-m", f"+resume={path}"]) == DONE

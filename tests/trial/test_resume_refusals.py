@@ -57,8 +57,9 @@ def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStat
     run = Run.open(finished)
     info = run.read_info()
     run.set_status(status, sessions=[])
+    assert main([f"+resume={finished}"]) == 0  # it may lack videos
+    assert {**run.read_info(), "updated": info["updated"]} == {**info, "due": []}
     assert main([f"+resume={finished}"]) == 2
-    assert {**run.read_info(), "updated": info["updated"]} == info
 
 
 @pytest.mark.parametrize(

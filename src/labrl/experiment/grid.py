@@ -34,7 +34,7 @@ from labrl.run.run import Run
 from labrl.trial.again import Again, row_of, ways_out
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.fork import Fork
-from labrl.trial.resume import Resume, frames_reached
+from labrl.trial.resume import Resume, frames_reached, lacks_files
 from labrl.trial.summary import say
 
 Compose = Callable[[list[str]], DictConfig]
@@ -103,10 +103,12 @@ class _Trial:
         return self.past.changes(self.plain) if self.past else []
 
     def is_done(self) -> bool:
-        """Return whether the trial has finished with the requested budget and sessions."""
+        """Return whether the trial has finished with the requested budget and sessions, and lacks no file."""
         try:
-            finished = self.past is not None and self.past.recorded_status == "finished"
-            return finished and not (self.edited and self.changed())
+            if self.past is None or self.past.recorded_status != "finished":
+                return False
+            lacks = lacks_files(self.past, self.past.config["meta"].get("report", True))
+            return not lacks and not (self.edited and self.changed())
         except LabrlError:
             return False
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class FinishedError(InputError):
-    """Raised if every session of the run to be resumed has used up its budget."""
+    """Raised if every session of the run to be resumed has used up its budget, and no file is missing."""
 
 
 def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) -> Again:
@@ -125,10 +125,10 @@ class Resume(Again):
     ) -> Run:
         """Plan the sessions that have not used up their budget, each from its newest checkpoint.
 
-        Raises InputError with a table if new values contradict the past of the run, or if nothing would be
-        learned; BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
+        If only the videos or the report are missing, no session is due. Raises InputError with a table if new
+        values contradict the past of the run, or if nothing would be learned; BusyFolderError if the run is
+        still running, and FinishedError if nothing is left to do.
         """
-        from labrl.trial.playback import make_videos
         from labrl.trial.summary import say
         from labrl.trial.trial import check, plan_sessions, recording_failure
 
@@ -148,8 +148,12 @@ class Resume(Again):
                 if run.recorded_status in ("waiting", "running", "interrupted"):
                     sessions = [one.read_result() for one in run.sessions]
                     run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
-                make_videos(run)
-                raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
+                if not lacks_files(run, config.meta.report):
+                    raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
+                if changed:
+                    self._record(reached, changed, composed, bool(contradicting))
+                run.update(due=[])
+                return run
             _check_saved(run, left, reached)
             saved = [one for one in run.sessions if one.index in left and one.index in reached]
             if saved and contradicting:
@@ -249,6 +253,14 @@ def frames_reached(run: Run) -> dict[int, int]:
     return {index: newest for index, newest in frames.items() if newest is not None}
 
 
+def lacks_files(run: Run, reports: bool) -> bool:
+    """Return whether a run that has ended lacks its report, or was killed while it made its videos.
+
+    reports: whether the run makes a report.
+    """
+    return bool(run.read_info().get("videos_due")) or (reports and not run.report.exists())
+
+
 def _check_budget(past: Run, plain: Mapping[str, Any], reached: Mapping[int, int]) -> None:
     """Raise InputError if the new budget is already spent, or if the number of sessions cannot be changed to
     the new value.
@@ -317,8 +329,6 @@ def _sessions_left(run: Run, config: TrialConfig) -> list[int]:
 
 def _finished(run: Run, config: TrialConfig) -> str:
     """Return a message that the run has finished, with the overrides that continue it."""
-    from labrl.trial.summary import how_to_report
-
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     all_of_them = f"its {sessions} sessions have" if sessions > 1 else "it has"
     budgets = list(_budgets(config).values())
@@ -327,14 +337,12 @@ def _finished(run: Run, config: TrialConfig) -> str:
     larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in [*budgets, *stops.items()])
     or_spent = "".join(f" or reached {key}={limit:g}" for key, limit in budgets[1:])
     or_spent += "".join(f" or ended early: {stop.why}" for stop in found)
-    lacks_report = config.meta.report and not run.report.exists()
-    report = f"\nTo make its report: {how_to_report(run.path)}" if lacks_report else ""
     cleaned = " of a repetition (+rerun), because labrl-clean has removed its replay buffer"
     where = cleaned if run.cleaned_buffers() else ""
     return (
         f"{run.path} has finished: {all_of_them} played all {budget} frames of the budget{or_spent}.\n"
         f"To continue, set a larger budget{where}: {larger}\n"
-        f"To add sessions with other seeds: meta.max_session=<more than {sessions}>{report}"
+        f"To add sessions with other seeds: meta.max_session=<more than {sessions}>"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from labrl.errors import (
 )
 from labrl.learning.compute import Compute
 from labrl.memory.workspace import memory_available
+from labrl.processes.follower import Follower
 from labrl.processes.output import doing
 from labrl.processes.script import refuse_main
 from labrl.processes.secrets import restore
@@ -250,7 +251,8 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
 
 
 def train(run: Run) -> TrialResult:
-    """Run those sessions of a run that are due, each from its newest checkpoint if it has one.
+    """Run those sessions of a run that are due, each from its newest checkpoint if it has one, and then make
+    the videos and the report.
 
     Everything that the sessions need is in the run folder. Records the results of all sessions of the trial,
     including sessions that had finished before, in the folder, and returns them. Raises InputError if the
@@ -258,7 +260,12 @@ def train(run: Run) -> TrialResult:
     """
     with discarding_refused(run), run.lock(), recording_failure(run):
         plain = restore(run.read_config())
-        return _train(run, resolve(plain, plain), run.read_info()["due"])
+        config, info = resolve(plain, plain), run.read_info()
+        if info["due"]:
+            return _train(run, config, info["due"])
+        result = TrialResult(folder=run.path, seed=plain["seed"])
+        result.sessions = [SessionResult(**one) for one in info["sessions"]]
+        return _make_files(run, config, result)
 
 
 def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
@@ -314,15 +321,26 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
             )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
         wants_videos = config.meta.videos and result.exit_code in (DONE, FAILED)
+        if config.meta.report and not result.stopped_at_start:
+            with suppress(OSError):  # of a disk that is read-only
+                run.report.unlink()  # so that a kill leaves no outdated report
         run.set_status(_run_status(result), sessions=sessions, videos_due=wants_videos)
-        if result.stopped_at_start:
-            return result
-        playback.make_videos(run)
-        if config.meta.report:
-            doing(reporting.MAKING)
-            result.report = reporting.make_report(run.path, prepared)
-        if result.error is None and run.errors.lacking:
-            result.lacking, result.exit_code = run.errors.summary(run.path), FAILED
+        return result if result.stopped_at_start else _make_files(run, config, result, prepared)
+
+
+def _make_files(
+    run: Run, config: TrialConfig, result: TrialResult, prepared: Follower | None = None
+) -> TrialResult:
+    """Make the videos and the report of a run that has ended, and return its result.
+
+    prepared: the process from `reporting.prepare`, if there is one.
+    """
+    playback.make_videos(run)
+    if config.meta.report:
+        doing(reporting.MAKING)
+        result.report = reporting.make_report(run.path, prepared)
+    if result.error is None and run.errors.lacking:
+        result.lacking, result.exit_code = run.errors.summary(run.path), FAILED
     return result
 
 
