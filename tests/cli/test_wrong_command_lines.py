@@ -110,6 +110,7 @@ WRONG = {
     "seed=1,2": [("usage", "seed")],
     "-m agent=ppo,dqnn": [("unknown-option", "agent")],
     "-m agent=ppo,dqn agent.horizon=32": [("unknown-key", "agent.horizon")],
+    "-m seed=1,2 hydra/launcher=local,basic": [("usage", "hydra/launcher")],
     "-m agent=range(1,3) meta=dev": [("unknown-option", "agent")],
     "-m +experiment=slm_lab/cartpole,slm_lab/acrobot": [("unknown-key", "experiment")],
     "-m search=ppo seed=1,2": [("usage", "search")],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labrl.config.keys import is_hydras, quoted, split_override, values_of
+from labrl.errors import InputError
 from labrl.processes.secrets import ENV_SET, MASK, note_typed, restore
 from labrl.run.trust import check_experiment
 from labrl.trial.find import find_experiment
@@ -114,12 +115,16 @@ def first_options(overrides: Sequence[str], loader: ConfigLoader) -> dict[str, s
 
     Hydra composes the experiment itself from these, because other overrides may be of keys that only the
     given options have, such as agent.double with agent=dqn,c51. loader: Hydra's, for patterns of options.
+    Raises InputError for several values of a key of Hydra.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed = OverridesParser.create(loader).parse_overrides(list(overrides))
+    for one in parsed:
+        if one.is_sweep_override() and is_hydras(one.key_or_group):
+            raise InputError.usage(str(one.input_line), "all trials of an experiment have one value of it")
     return {
         str(one.input_line): values[0]
         for one in parsed
-        if "." not in one.key_or_group and not is_hydras(one.key_or_group) and (values := values_of(one))
+        if "." not in one.key_or_group and (values := values_of(one))
     }

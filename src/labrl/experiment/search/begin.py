@@ -24,6 +24,7 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.games import check_environment
 from labrl.envs.make import info_keys
 from labrl.errors import InputError, LabrlError, install_command
+from labrl.experiment.again import swept_keys
 from labrl.experiment.grid import check_folders
 from labrl.experiment.job import Job, trial_folder
 from labrl.experiment.launcher import TrialLauncher
@@ -32,7 +33,7 @@ from labrl.experiment.search.checks import check_pruner, not_its
 from labrl.experiment.search.options import Confirm, SearchConfig, Settings
 from labrl.experiment.search.pruners import NoPruner
 from labrl.experiment.search.search import Search, break_off, conclude
-from labrl.experiment.search.space import Recipe, Space
+from labrl.experiment.search.space import OF_THE_SEARCH, Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import held, hydra_overrides
@@ -69,6 +70,10 @@ def search(
     """
     silence()
     overrides = job.overrides
+    for override in overrides:
+        if OF_THE_SEARCH.match(override) and swept_keys([override]):
+            why = "it is of the whole search, which has one value of it"
+            raise InputError.usage(override, why, "Run one search for each value")
     plain = resolved(cfg, cfg.hydra.runtime.choices["agent"])
     check_start_from(plain["start_from"]["run"], overrides)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
@@ -332,7 +337,10 @@ def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Colle
         groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
         try:
             chosen = to_plain(recipe.compose(groups))
-        except LabrlError as wrong:  # for instance for a fixed key that one of the searched agents lacks
+        except LabrlError as wrong:
+            if wrong.code != "unknown-key":
+                raise
+            # A fixed key that one of the searched agents lacks.
             raise wrong.within(" ".join(f"{key}={value}" for key, value in groups.items())) from error
         lacking = [key for key in recipe.space.distributions if "." in key and not _is_key(chosen, key)]
         if of_ready := [key for key in lacking if key in keys]:

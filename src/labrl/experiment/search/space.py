@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
+from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.errors import OverrideParseException
 from hydra_plugins.hydra_optuna_sweeper._impl import create_params_from_overrides
 from omegaconf import DictConfig
@@ -133,6 +133,10 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
         elif ("low" in why and "high" in why) or "at least one value" in why:
             why = "the range is empty: its lower end must be less than its upper end"
         raise InputError.about(override, why, code="range", key=key_of(override)) from error
+    value = OverridesParser.create().parse_override(override).value()
+    if isinstance(value, Sweep) and (unknown := value.tags - {"log"}):
+        why = f"a range has no tag {', '.join(sorted(unknown))}, only log"
+        raise InputError.about(override, why, code="range", key=key_of(override))
     return next(iter(searched.items()), None)
 
 
