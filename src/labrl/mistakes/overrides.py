@@ -114,7 +114,7 @@ def _bad_syntax(override: str, parser: OverridesParser) -> InputError:
         fix = f"Write {key}=$HOME{value[1:]}, because shells expand ~ only at the beginning of a word"
     elif re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
         fix = f"Write '{key}={value[7:-1]}', because choice(...) cannot contain null"
-    elif re.search(r"\b(interval|tag|log|uniform|loguniform|log_uniform|int|float)\(", value):
+    elif re.match(r"(interval|tag|log|uniform|loguniform|log_uniform)\(", value):
         fix = f"Write ranges as {key}=interval(1e-5,1e-2) or '{key}=tag(log, interval(1e-5,1e-2))'"
     elif key and value.strip("=,") and cleaned != override and _is_readable(cleaned, parser):
         fix = f"Write {cleaned}"

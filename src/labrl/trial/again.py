@@ -316,7 +316,8 @@ def ways_out(contradicting: Sequence[Change], forked: str = "") -> Iterator[str]
 
     forked: override that forks the run, if the changes were set on the command line and not in a file.
     """
-    if old := [typed_override(one.key, one.old) for one in contradicting if one.pinnable]:
+    # In an experiment, trials share old values.
+    if old := dict.fromkeys(typed_override(one.key, one.old) for one in contradicting if one.pinnable):
         yield f"To keep the old values: {' '.join(old)}"
     if not all(change.pinnable for change in contradicting):
         yield "A key without an old or a new value belongs to another option or another version of labrl."
