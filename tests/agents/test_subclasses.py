@@ -1,4 +1,5 @@
-"""Tests that a method that a user's subclass overrides is called wherever labrl would call its own."""
+"""Tests that a user's subclass has its own options, and that a method that it overrides is called wherever
+labrl would call its own."""
 
 from __future__ import annotations
 
@@ -75,8 +76,14 @@ def recording(name: str, method: Callable[..., Any], calls: set[str]) -> Callabl
     return record
 
 
+def with_option(config: Any) -> Any:
+    """Return options of a derived class, which has an option more."""
+    kind = dataclasses.make_dataclass("Own", [("own", float)], bases=(type(config),), kw_only=True)
+    return kind(**vars(config), own=0.5)
+
+
 def use(kind: type, agent: str, observation: str) -> None:
-    """Let an agent of this class play, learn, be evaluated, saved and restored."""
+    """Let an agent of this class, with an option more, play, learn, be evaluated, saved and restored."""
     space = OBSERVATIONS[observation]
     action = DISCRETE if gym.spaces.Discrete in ACTIONS[agent] else BOX
     component = component_of(agent)
@@ -84,8 +91,10 @@ def use(kind: type, agent: str, observation: str) -> None:
     def make() -> tuple[Any, Clock]:
         clock = Clock(10**6)
         runtime = {"clock": clock, "streams": Streams(3), "compute": Compute.choose("cpu", "fp32", 1)}
-        options = {} if component.config is None else {"config": component.config}
-        return kind(**options, spaces=Spaces(space, action, 4), **runtime), clock
+        options = {} if component.config is None else {"config": with_option(component.config)}
+        made: Any = kind(**options, spaces=Spaces(space, action, 4), **runtime)
+        assert not options or made.config.own == 0.5
+        return made, clock
 
     player, clock = make()
     updates = play(player, clock, World(space, 4), STEPS[observation])

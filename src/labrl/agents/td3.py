@@ -79,7 +79,7 @@ class TD3(ReplayAgent):
     NUM_CRITICS = 2
 
     def __init__(
-        self, config: TD3Config, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+        self, config: DDPGConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         assert isinstance(spaces.action, gym.spaces.Box)
         size = math.prod(spaces.action.shape)
@@ -98,6 +98,11 @@ class TD3(ReplayAgent):
         self.targets = {"target_policy": self.target_policy, "target_critics": self.target_critics}
         self._noise_stream = streams.torch("noise", compute.device)
 
+    @property
+    def delay_and_noise(self) -> tuple[int, float, float]:
+        """The options `policy_delay`, `target_noise` and `target_noise_clip`."""
+        return self.config.policy_delay, self.config.target_noise, self.config.target_noise_clip
+
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
         super().observe(step)
@@ -106,13 +111,13 @@ class TD3(ReplayAgent):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update (algorithm 1 of TD3). Returns the error of each row of the minibatch. [batch]"""
-        config = self.config
-        if config.target_noise:
+        delay, scale, clip = self.delay_and_noise
+        if scale:
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
-            noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
+            noise.mul_(scale).clamp_(-clip, clip)
             batch = replace(batch, noise=noise)
         rows = self.descend("critics", self.critic_loss, batch)
-        if self.experience.updates % config.policy_delay == 0:
+        if self.experience.updates % delay == 0:
             self.descend("policy", self.policy_loss, batch)
             self.target_critics.updated()
             self.target_policy.updated()
@@ -177,8 +182,4 @@ class DDPG(TD3):
     Config = DDPGConfig
     NAME = "ddpg"
     NUM_CRITICS = 1
-
-    def __init__(self, config: DDPGConfig, **runtime: Any) -> None:
-        """Take the same arguments as `TD3`."""
-        options = TD3Config(**vars(config), policy_delay=1, target_noise=0.0, target_noise_clip=0.0)
-        super().__init__(options, **runtime)
+    delay_and_noise = (1, 0.0, 0.0)
