@@ -93,7 +93,7 @@ def use(kind: type, agent: str, observation: str) -> None:
         runtime = {"clock": clock, "streams": Streams(3), "compute": Compute.choose("cpu", "fp32", 1)}
         options = {} if component.config is None else {"config": with_option(component.config)}
         made: Any = kind(**options, spaces=Spaces(space, action, 4), **runtime)
-        assert not options or made.config.own == 0.5
+        assert agent == "random" or made.config.own == 0.5
         return made, clock
 
     player, clock = make()
@@ -176,6 +176,34 @@ def test_loss_of_ones_own_is_learned_and_its_statistic_is_a_metric(
             after_updates(type("Unnamed", (with_term(kind, method, names),), {names: known}), agent)
         assert error.value.key == "agent._target_"
         assert names in str(error.value)
+
+
+@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda loss, rows: loss,
+        lambda loss, rows: (loss, rows, rows),
+        lambda loss, rows: (loss.expand(4), rows),
+        lambda loss, rows: (loss.detach(), rows),
+        lambda loss, rows: (loss, rows.tolist()),
+        lambda loss, rows: (loss, rows.sum()),
+    ],
+)
+def test_loss_with_a_result_of_another_form_is_named(wrong: Any, images: bool) -> None:
+    agent, world = learner_with(images)
+
+    class Own(type(agent)):  # type: ignore[misc]  # a base that is known only here
+        def objective(self, *given: Any) -> Any:
+            return wrong(*super().objective(*given))
+
+    agent.__class__ = Own
+    with pytest.raises(InputError) as error:
+        play(agent, agent.clock, world, 8)
+    assert error.value.key == "agent._target_"
+    assert Own.objective.__qualname__ in str(error.value)
+    assert f"{__file__}:{Own.objective.__code__.co_firstlineno}" in str(error.value)
+    agent.close()
 
 
 def learner_with(images: bool, num_threads: int = 2) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -200,7 +201,7 @@ class Learner(Generic[Network]):
         self.flat.gradient.zero_()
         # The norm of the gradient reveals numbers that are not finite.
         with np.errstate(all="ignore"):
-            value, statistics = loss(self._learns, minibatch)
+            value, statistics = checked(loss, loss(self._learns, minibatch))
             self._differentiate(value)
         return statistics
 
@@ -318,6 +319,38 @@ class Autocast:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         with torch.autocast(self._device, self._precision):
             return self._network(*inputs, **options)
+
+
+def checked(loss: Loss[Any], result: Any) -> tuple[Tensor, Tensor]:
+    """Return what a loss returned. Raises InputError, which names the loss, if it has another form."""
+    if isinstance(result, tuple) and len(result) == 2:
+        value, statistics = result
+        tensors = isinstance(value, Tensor) and isinstance(statistics, Tensor)
+        if tensors and value.requires_grad and value.numel() == 1 and statistics.dim() in (1, 2):
+            return value, statistics
+    # A loss of labrl's agents may leave its result to `objective`, which a derived class overrides.
+    function: Any = loss
+    if isinstance(loss, MethodType):
+        kinds, names = type(loss.__self__).__mro__, (loss.__name__, "objective")
+        found = (vars(kind)[name] for kind in kinds for name in names if name in vars(kind))
+        function = next(found, loss.__func__)
+    known = isinstance(function, FunctionType)
+    place = f" ({function.__code__.co_filename}:{function.__code__.co_firstlineno})" if known else ""
+    returned = ", ".join(map(form_of, result)) if isinstance(result, tuple) else form_of(result)
+    raise InputError.about(
+        "agent._target_",
+        f"the loss {function.__qualname__ if known else function}{place} returned {returned}",
+        "Return a tuple of two tensors: a scalar with a gradient, and the statistics without one, which are "
+        "means, [k], or values for each row, [k, rows]",
+        code="target",
+    )
+
+
+def form_of(value: object) -> str:
+    """Return the type of a value, and the shape of a tensor and whether it has a gradient."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"a tensor {list(value.shape)} with{'' if value.requires_grad else 'out'} a gradient"
 
 
 def squared_norm(vector: Tensor) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from labrl.learning.compute import Compute
 from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.operation import Changes
-from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
+from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array, checked
 from labrl.networks.torso import ImageTorso
 
 Result = TypeVar("Result")
@@ -153,7 +153,7 @@ class SlicedLearner(Learner[Network]):
         def work(number: int, part: slice) -> Tensor:
             weight = (part.stop - part.start) / size
             with np.errstate(all="ignore"):
-                value, statistics = loss(self._network(number), minibatch[part])
+                value, statistics = checked(loss, loss(self._network(number), minibatch[part]))
                 (value if weight == 1 else value * weight).backward()
             return statistics * weight if statistics.dim() == 1 and weight != 1 else statistics
 
