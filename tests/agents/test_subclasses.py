@@ -130,16 +130,20 @@ def test_every_override_of_a_public_method_is_called(
     assert HOOKS & set(methods_of(kind)) <= own, "a loss that a derived agent may override is not used"
 
 
+def make(kind: Any, agent: str) -> Any:
+    """Return an agent of this class, with the options of `agent`."""
+    spaces = Spaces(VECTOR, DISCRETE if gym.spaces.Discrete in ACTIONS[agent] else BOX, 4)
+    options = component_of(agent).config
+    compute = Compute.choose("cpu", "fp32", 1)
+    return kind(options, spaces=spaces, clock=Clock(10**6), streams=Streams(3), compute=compute)
+
+
 def after_updates(kind: type, agent: str) -> Any:
     """Return an agent of this class, with the options of `agent`, after its first updates."""
-    clock, compute = Clock(10**6), Compute.choose("cpu", "fp32", 1)
-    spaces = Spaces(VECTOR, DISCRETE if gym.spaces.Discrete in ACTIONS[agent] else BOX, 4)
-    made: Any = kind(
-        component_of(agent).config, spaces=spaces, clock=clock, streams=Streams(3), compute=compute
-    )
+    made = make(kind, agent)
     world, updates = World(VECTOR, 4), 0
     while updates < 4:  # some policies learn only in each second or third update
-        updates += play(made, clock, world, 1)
+        updates += play(made, made.clock, world, 1)
     return made
 
 
@@ -280,6 +284,29 @@ def test_layer_that_would_never_be_learned_is_refused(images: bool) -> None:
         gradient_of(agent, value_of, images)
     assert "value_head" in str(error.value)
     agent.close()
+
+
+@pytest.mark.parametrize(
+    ("agent", "names", "column"),
+    [
+        ("ppo", "STATISTICS", "entropy"),
+        ("ppo", "STATISTICS", "clip_range"),
+        ("pqn", "STATISTICS", "grad_norm"),
+        ("dqn", "ROWS", "q_max"),
+        ("sac", "POLICY_STATISTICS", "td_error"),
+        ("sac", "POLICY_STATISTICS", "temperature"),
+        ("td3", "CRITIC_STATISTICS", "exploration"),
+        ("iql", "VALUE_STATISTICS", "lr"),
+    ],
+)
+def test_statistic_with_the_name_of_another_column_is_refused(agent: str, names: str, column: str) -> None:
+    kind = component_of(agent).load()
+    own = type("Own", (kind,), {names: (*getattr(kind, names), column)})
+    with pytest.raises(InputError) as error:
+        make(own, agent).metrics()
+    assert error.value.key == "agent._target_"
+    assert repr(column) in str(error.value)
+    assert own.__qualname__ in str(error.value)
 
 
 class WithRow(DQN):

@@ -119,6 +119,13 @@ def test_column_that_exists_or_is_no_number_is_refused(tmp_path: Path, code: Any
         ToySession(tmp_path).run(LogTraining(50, [Returns(**columns)]))
 
 
+def test_column_of_an_agent_that_exists_is_refused(tmp_path: Path) -> None:
+    session = ToySession(tmp_path)
+    session.agent.metrics = lambda: {"frame": 1.0}
+    with refused("target", "agent._target_", "frame"):
+        session.run(LogTraining(50))
+
+
 def test_two_callbacks_cannot_have_the_same_column(tmp_path: Path) -> None:
     with refused("contradiction", "callbacks", "mood"):
         ToySession(tmp_path).run(LogTraining(50, [Returns(mood=1.0), Returns(mood=2.0)]))

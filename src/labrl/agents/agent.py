@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -301,6 +301,24 @@ def wrong_statistics(agent: Agent, where: str, names: Sequence[str], count: int)
         "Return one statistic for each name.",
         code="target",
     )
+
+
+def joined(agent: Agent, *parts: Mapping[str, float] | Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Return the columns of all parts. Raises InputError, which names the agent's class, if two columns have
+    the same name."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items() if isinstance(part, Mapping) else part:
+            if name in found:
+                kind = type(agent)
+                raise InputError.about(
+                    f"agent._target_={kind.__module__}.{kind.__qualname__}",
+                    f"two of its columns in train.csv have the name {name!r}",
+                    "Choose another name for your statistic.",
+                    code="target",
+                )
+            found[name] = value
+    return found
 
 
 class NonFiniteError(Exception):

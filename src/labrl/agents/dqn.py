@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits, wrong_statistics
+from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits, joined, wrong_statistics
 from labrl.agents.make import check_actions
 from labrl.agents.parts.action_values import ActionValues, ValuePolicy, ValuePolicyConfig, select_outputs
 from labrl.agents.parts.experience import (
@@ -322,8 +322,7 @@ class DQN(Agent):
 
         Raises NonFiniteError.
         """
-        return {
-            **dict(zip(self.ROWS, self._average.mean(1).tolist(), strict=True)),
+        others = {
             "q_max": float(self._rows[self.ROWS.index("q_mean")].max()),
             "grad_norm": self._finite_norm(),
             **self._policy.coefficients(),
@@ -332,6 +331,7 @@ class DQN(Agent):
             "target_distance": self.target.distance,
             "weight_norm": self._policy.learner.weight_norm,
         }
+        return joined(self, zip(self.ROWS, self._average.mean(1).tolist(), strict=True), others)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the network that learns and its target network."""

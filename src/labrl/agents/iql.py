@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from labrl.agents.agent import joined
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, select_q
 from labrl.agents.sac import CategoricalPolicy
@@ -142,7 +143,8 @@ class IQL(ReplayAgent):
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at the current frame."""
-        return {**super().metrics(), **self.averages("value"), "weight_norm_value": self.value.weight_norm}
+        weight_norm = {"weight_norm_value": self.value.weight_norm}
+        return joined(self, super().metrics(), self.averages("value"), weight_norm)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the networks that learn, and the target critics."""

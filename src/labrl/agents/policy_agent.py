@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, joined, wrong_statistics
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.make import make_learner
@@ -192,8 +192,8 @@ class PolicyAgent(Agent):
         # Values, advantages and parameters of the last rollout, until its metrics are computed.
         self._learned_from: tuple[NDArray, NDArray, NDArray] | None = None
         names = (*self.STATISTICS, "grad_norm", "explained_variance", "value_mean", "value_std")
-        nothing = torch.zeros((1, num_parameters))
-        self._metrics = dict.fromkeys((*names, *self.distribution.statistics(nothing)), math.nan)
+        nothing = self.distribution.statistics(torch.zeros((1, num_parameters)))
+        self._metrics = joined(self, ((name, math.nan) for name in (*names, *nothing)))
 
     @classmethod
     def check_shared(cls, config: PolicyConfig) -> None:
@@ -364,13 +364,13 @@ class PolicyAgent(Agent):
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at the current frame."""
         config, frame = self.config, self.clock.frame
-        return {
-            **self._describe(),
+        others = {
             "lr": self.lr,
             "entropy_coef": value_at(config.entropy_coef, frame),
             **({} if self.imitation is None else self.imitation.metrics()),
             "weight_norm": self.learner.weight_norm,
         }
+        return joined(self, self._describe(), others)
 
     def _describe(self) -> dict[str, float]:
         """Return the metrics, including statistics of the values and distributions of the last rollout.

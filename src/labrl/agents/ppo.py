@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from labrl.agents.agent import divide_option
+from labrl.agents.agent import divide_option, joined
 from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, refuse_self_imitation
 from labrl.errors import InputError
 from labrl.memory import Minibatch
@@ -261,4 +261,5 @@ class PPO(PolicyAgent):
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at the current frame."""
-        return {**super().metrics(), "clip_range": value_at(self.config.clip_range, self.clock.frame)}
+        clip_range = value_at(self.config.clip_range, self.clock.frame)
+        return joined(self, super().metrics(), {"clip_range": clip_range})

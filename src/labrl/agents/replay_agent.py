@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, joined, wrong_statistics
 from labrl.agents.make import check_actions
 from labrl.agents.parts.experience import (
     Experience,
@@ -343,9 +343,7 @@ class ReplayAgent(Agent):
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at the current frame."""
         frame = self.clock.frame
-        return {
-            **self.averages("critics"),
-            **self.averages("policy"),
+        others = {
             "lr": value_at(self.follows["policy"][1], frame),
             "critic_lr": value_at(self.follows["critics"][1], frame),
             "updates": self.experience.updates,
@@ -354,6 +352,7 @@ class ReplayAgent(Agent):
             "weight_norm_critic": self.critics.weight_norm,
             **{f"{name}_distance": target.distance for name, target in self.targets.items()},
         }
+        return joined(self, self.averages("critics"), self.averages("policy"), others)
 
     def averages(self, name: str) -> dict[str, float]:
         """Return the averages of a learner's statistics, nan before the first update.
@@ -363,9 +362,9 @@ class ReplayAgent(Agent):
         names = self.follows[name][2]
         found = self._averages.get(names[-1])
         if found is None:
-            return dict.fromkeys(names, math.nan)
+            return joined(self, ((name, math.nan) for name in names))
         values = found.tolist() if isinstance(found, Tensor) else found
-        averages = dict(zip(names, values, strict=True))
+        averages = joined(self, zip(names, values, strict=True))
         check_finite(self.clock.frame, averages)
         return averages
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, joined, wrong_statistics
 from labrl.agents.make import check_actions
 from labrl.agents.parts.action_values import (
     ExpectedValue,
@@ -78,7 +78,7 @@ class RolloutValuesAgent(Agent):
         self._rollout = Rollout(config.horizon, spaces.num_envs)
         self._after: Observation | None = None
         """Observation after the last step."""
-        self._metrics = dict.fromkeys((*self.STATISTICS, "grad_norm"), math.nan)
+        self._metrics = joined(self, ((name, math.nan) for name in (*self.STATISTICS, "grad_norm")))
 
     @classmethod
     def check(cls, config: RolloutValuesConfig, spaces: Spaces) -> None:
@@ -166,7 +166,7 @@ class RolloutValuesAgent(Agent):
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at the current frame."""
         weight_norm = self._policy.learner.weight_norm
-        return {**self._metrics, **self._policy.coefficients(), "weight_norm": weight_norm}
+        return joined(self, self._metrics, self._policy.coefficients(), {"weight_norm": weight_norm})
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the network of action values."""

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from labrl.agents.agent import joined
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, select_q
 from labrl.clock import Clock
@@ -232,7 +233,7 @@ class SAC(ReplayAgent):
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at the current frame."""
-        return {**super().metrics(), **self._temperature.metrics()}
+        return joined(self, super().metrics(), self._temperature.metrics())
 
     def parts(self) -> dict[str, Any]:
         """Return learners, replay buffer and temperature."""

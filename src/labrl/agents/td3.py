@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from labrl.agents.agent import joined
 from labrl.agents.parts.noise import ActionNoise
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows
@@ -146,7 +147,7 @@ class TD3(ReplayAgent):
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at the current frame."""
-        return {**super().metrics(), "exploration": self._noise.strength(self.clock.frame)}
+        return joined(self, super().metrics(), {"exploration": self._noise.strength(self.clock.frame)})
 
     def parts(self) -> dict[str, Any]:
         """Return learners, replay buffer and noise."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from labrl.agents.agent import Observation
+from labrl.agents.agent import Observation, joined
 from labrl.agents.make import build_agent, learns_faster_on_gpu, why_not_recorded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock, PhaseTimers
@@ -299,11 +299,8 @@ class Session:
     def own_metrics(self) -> dict[str, float]:
         """Return the columns of a training row that describe this process."""
         noise = self.compute.noise
-        return {
-            **self.agent.metrics(),
-            **self.env.metrics(),
-            **({} if noise is None else noise.metrics()),
-        }
+        others = self.env.metrics(), {} if noise is None else noise.metrics()
+        return joined(self.agent, self.agent.metrics(), *others)
 
     def own_state(self) -> dict[str, Any]:
         """Return the state that each rank has separately."""

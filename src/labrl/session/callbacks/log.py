@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labrl.agents.agent import joined
 from labrl.envs.info import number_of
 from labrl.envs.vector import ENDLESS
 from labrl.errors import InputError
@@ -112,9 +113,9 @@ class LogTraining(Callback):
             **columns,
             "fps": self._fps(session),
             **session.episodes.statistics(),
-            **session.metrics(),
-            **({} if self._norms is None else self._norms.columns()),
         }
+        norms = {} if self._norms is None else self._norms.columns()
+        row = joined(session.agent, row, session.metrics(), norms)
         for listener in self._listeners:
             _add_columns(row, listener)
         self._table.append(row)
