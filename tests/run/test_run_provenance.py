@@ -12,8 +12,9 @@ import pytest
 import yaml
 from refusals import damaged
 
+from labrl.analysis.groups import differing_keys, group_runs
 from labrl.run import provenance
-from labrl.run.provenance import Command, as_typed, describe_repository, write_provenance
+from labrl.run.provenance import Command, as_typed, describe_repository, differences, write_provenance
 from labrl.run.run import Run
 
 
@@ -47,6 +48,35 @@ def test_command_configuration_and_seed_are_recorded(tmp_path: Path) -> None:
     assert facts["packages"]["numpy"] == numpy.__version__
     assert facts["machine"]["cores"] >= 1
     assert {"started", "python", "git", "working_folder"} <= set(facts)
+
+
+def test_runs_with_different_code_of_ones_own_are_different_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression test: seeds before and after a change of the user's agent were one group."""
+    monkeypatch.syspath_prepend(tmp_path)
+    base, own = tmp_path / "own_base_agent.py", tmp_path / "own_derived_agent.py"
+    base.write_text("from labrl.agents.random import RandomAgent\n\nclass Base(RandomAgent):\n    term = 1\n")
+    own.write_text("from own_base_agent import Base\n\nclass Own(Base):\n    pass\n")
+
+    def recorded(name: str, target: str = "own_derived_agent.Own") -> Run:
+        run = Run.create(tmp_path / name)
+        config = {"seed": 7, "agent": {"_target_": target}, "env": {"max_frame": 10}, "meta": {}}
+        write_provenance(run, config, Command(choices={"agent": "own", "env": "cartpole"}))
+        return Run.open(run.path)
+
+    first = recorded("first")
+    assert [*first.own_code] == ["own_base_agent", "own_derived_agent"]
+    base.write_text(f"# a comment\n{base.read_text()}")
+    same = recorded("same")
+    base.write_text(base.read_text().replace("term = 1", "term = 2"))
+    other = recorded("other")
+    assert recorded("labrls", "labrl.agents.random.RandomAgent").own_code == {}
+    assert [len(group.runs) for group in group_runs([first, same, other])] == [2, 1]
+    assert [*differing_keys([first, same, other])] == ["code of own_base_agent"]
+    assert differences(first.provenance, same.provenance) == []
+    (change,) = differences(first.provenance, other.provenance)
+    assert change.startswith("code of own_base_agent")
 
 
 @pytest.mark.parametrize(

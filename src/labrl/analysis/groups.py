@@ -141,7 +141,15 @@ def _differing(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    return [dict(_leaves(group_config(run.config))) for run in runs]
+    """Return the keys of each run that affect rows, and the versions of own modules that have several."""
+    versions = Counter(module for module, _ in {pair for run in runs for pair in run.own_code.items()})
+    return [
+        {
+            **dict(_leaves(group_config(run.config))),
+            **{f"code of {name}": own for name, own in run.own_code.items() if versions[name] > 1},
+        }
+        for run in runs
+    ]
 
 
 def value_text(value: Any) -> str:
@@ -210,7 +218,7 @@ def _names(firsts: Sequence[Run]) -> list[str]:
 
 
 def _short(key: str) -> str:
-    return re.sub(r"^(agent|env|transforms)[./]", "", key)
+    return re.sub(r"^(agent|env|transforms)[./]|(?<=^code) of .*", "", key)
 
 
 def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Run]:

@@ -10,17 +10,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
 from labrl.run.find import is_run, load_run, runs_below
 from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, now, origin, read_json
 from labrl.run.lock import LOCK, FolderLock
-from labrl.run.provenance import Typed
 from labrl.run.run import MARKER as RUN_MARKER
 from labrl.run.run import Run
 from labrl.run.signature import is_own, signed
+
+if TYPE_CHECKING:
+    from labrl.run.provenance import Typed
 
 TRIAL_LOG = "trial.log"
 """Name of the file with the output of a search's trial, and its traceback if it crashed, in the trial's run

@@ -25,6 +25,7 @@ import yaml
 from labrl.processes.secrets import is_secret_file, redact, redact_diff
 from labrl.run.atomic import sync_file, write_atomic, write_json
 from labrl.run.folder import PROVENANCE, REPORT_FILES
+from labrl.run.own_code import own_code
 from labrl.run.run import MARKER, Run
 from labrl.run.signature import signed
 
@@ -125,6 +126,7 @@ def write_provenance(
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "machine": describe_machine(),
         "packages": installed_packages(),
+        "own_code": own_code(config),
         **({} if start_from is None else {"start_from": dict(start_from)}),
     }
     # The signature is that of the written content, without secrets.
@@ -154,6 +156,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         note(f"code of {name}", str(one.get("commit"))[:10], str(other.get("commit"))[:10])
         if one.get("commit") == other.get("commit") and one.get("diff_sha256") != other.get("diff_sha256"):
             found.append(f"uncommitted changes in {other['root']}")
+    then_own, now_own = then.get("own_code", {}), now.get("own_code", {})  # older versions recorded none
+    for name in sorted(then_own.keys() & now_own.keys()):
+        note(f"code of {name}", then_own[name], now_own[name])
     note("Python", then["python"]["version"], now["python"]["version"])
     for name in {**then["packages"], **now["packages"]}:
         versions = then["packages"].get(name), now["packages"].get(name)

@@ -272,13 +272,20 @@ class Run(Folder[RunStatus]):
     @cached_property
     def group_key(self) -> str:
         """Text that is equal for all runs of a group, which differ only in the seed and in keys that affect
-        no row.
+        no row, and have the same version of the user's own code.
 
         A run without a configuration forms a group of its own.
         """
         if not self.config:
             return str(self.path)
-        return group_key(self.config)
+        own = self.own_code
+        return group_key(self.config) + (json.dumps(own) if own else "")
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """A hash for each of the user's modules that affects rows; an empty dict if none was recorded."""
+        own: dict[str, str] = self.provenance.get("own_code") or {}
+        return own
 
     @property
     def sessions(self) -> list[RunSession]:

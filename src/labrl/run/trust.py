@@ -104,6 +104,12 @@ def check_recorded(
         go_back_to_foreign(run.path)
 
 
+def code_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes, modules and environments that a configuration names, except those of labrl and of
+    libraries on which it builds."""
+    return [name.value for name in _names(config) if not _is_librarys(name.value)]
+
+
 def foreign_names(config: Mapping[str, Any]) -> list[str]:
     """Return the classes, modules and environments that a configuration names and that are not part of labrl
     or of a library on which it builds."""
@@ -224,7 +230,7 @@ def _accepted(name: Name) -> bool:
     if last == "_target_":
         return _is_part(name.value, re.sub(r"\[\d+\]", "", place))
     if last == "id" and ":" not in name.value:
-        return all(_is_librarys(one) or _is_users(one) for one in _entry_points(name.value))
+        return all(_is_librarys(one) or _is_users(one) for one in entry_points(name.value))
     return _is_users(name.value.partition(":")[0])
 
 
@@ -295,7 +301,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-def _entry_points(env_id: str) -> list[str]:
+def entry_points(env_id: str) -> list[str]:
     """Return the entry point that makes the environments of an id, as a list; empty if Gymnasium does not
     know the id."""
     import gymnasium

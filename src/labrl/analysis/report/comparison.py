@@ -406,4 +406,5 @@ def _trials(
 def _code(run: Run) -> str:
     version = run.provenance.get("packages", {}).get("labrl", UNKNOWN)
     git = (run.provenance.get("git") or {}).get("labrl")
-    return f"labrl {version}, {commit_text(git)}" if git else f"labrl {version}"
+    parts = [f"labrl {version}", *([commit_text(git)] if git else [])]
+    return ", ".join([*parts, *(f"{name} {own}" for name, own in run.own_code.items())])
