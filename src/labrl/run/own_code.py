@@ -32,7 +32,7 @@ def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in code_names(group_config(config)):
         for module in _modules(name):
-            file = getattr(module, "__file__", None)
+            file = vars(module).get("__file__")
             if module.__name__ not in found and file is not None and not _is_installed(Path(file)):
                 with suppress(OSError, SyntaxError, ValueError, RecursionError):
                     plain = ast.unparse(ast.parse(Path(file).read_bytes()))
@@ -49,8 +49,7 @@ def _modules(name: str) -> Iterator[ModuleType]:
         with suppress(TargetError):
             made = load_target(target)
             for one in inspect.getmro(made) if inspect.isclass(made) else (made,):
-                module = sys.modules.get(getattr(one, "__module__", None) or "")
-                if module is not None:
+                if (module := inspect.getmodule(one)) is not None:
                     yield module
 
 
