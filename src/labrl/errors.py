@@ -105,17 +105,23 @@ _PLACE = re.compile(r".+\.py:\d+")
 def _own_place(error: BaseException) -> str:
     """Return the innermost `file:line` in the traceback of an error that is in neither labrl, an installed
     package nor Python itself; '' if there is none."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if is_users_file(file):
+            near = os.path.relpath(file)
+            return f"{file if near.startswith(os.pardir) else near}:{line}"
+    return ""
+
+
+def is_users_file(file: str) -> bool:
+    """Return whether a file of source code belongs to neither labrl, an installed package nor Python
+    itself."""
     libraries = (
         f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}",
         sysconfig.get_path("stdlib") + os.sep,
     )
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = frame.f_code.co_filename
-        packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
-        if not packaged and not file.startswith(("<", *libraries)):
-            near = os.path.relpath(file)
-            return f"{file if near.startswith(os.pardir) else near}:{line}"
-    return ""
+    packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not packaged and not file.startswith(("<", *libraries))
 
 
 def install_command(extra: str) -> str:

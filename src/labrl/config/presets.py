@@ -195,10 +195,15 @@ def is_labrls(group: str, option: str) -> bool:
     return file_of(config_folder(), group, option).is_file() or (group == "env" and option in games())
 
 
+def options_by_class() -> dict[str, str]:
+    """Return the option of labrl's group `agent` that adds each class, by the name of the class."""
+    files = sorted((config_folder() / "agent").glob("*.yaml"))
+    return {str(target): file.stem for file in files if (target := read(file).get("_target_"))}
+
+
 def _by_class(target: str) -> list[str]:
     """Return labrl's agent whose class is `target` or the nearest base class of `target`, if any."""
-    files = sorted((config_folder() / "agent").glob("*.yaml"))
-    agents = {read(file).get("_target_"): file.stem for file in files}
+    agents = options_by_class()
     if target in agents:
         return [agents[target]]
     try:

@@ -6,7 +6,6 @@ import ast
 import hashlib
 import inspect
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from labrl.component import MAIN, TargetError, load_target
+from labrl.errors import is_users_file
 from labrl.run.run import group_config
 from labrl.run.trust import code_names, entry_points
-
-_INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_PACKAGE = Path(__file__).parents[1]
 
 
 def own_code(config: Mapping[str, Any]) -> dict[str, str]:
@@ -34,14 +31,15 @@ def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for part in chain.from_iterable(map(_parts, code_names(group_config(config)))):
         module = part if inspect.ismodule(part) else inspect.getmodule(part)
-        file = None if module is None else vars(module).get("__file__")
-        if module is None or (_is_installed(Path(file)) if file else module.__name__ != MAIN):
+        if module is None or not (
+            is_users_file(vars(module).get("__file__") or "<built-in>") or module.__name__ == MAIN
+        ):
             continue
         with suppress(OSError, TypeError, SyntaxError, ValueError, RecursionError):
             if module.__name__ == MAIN:
                 source = textwrap.dedent(inspect.getsource(part))
             else:
-                source = Path(str(file)).read_text(encoding="utf-8")
+                source = Path(str(module.__file__)).read_text(encoding="utf-8")
             plain = ast.unparse(ast.parse(source))
             if plain not in found.setdefault(module.__name__, []):
                 found[module.__name__].append(plain)
@@ -60,7 +58,3 @@ def _parts(name: str) -> Iterator[Any]:
         with suppress(TargetError):
             made = load_target(target)
             yield from inspect.getmro(made) if inspect.isclass(made) else (made,)
-
-
-def _is_installed(file: Path) -> bool:
-    return any(file.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE))

@@ -281,6 +281,10 @@ class Run(Folder[RunStatus]):
         own = self.own_code
         return group_key(self.config) + (json.dumps(own) if own else "")
 
+    def explain(self, error: InputError) -> InputError:
+        """Return the error of this run's configuration as it is told to the user."""
+        return error
+
     @property
     def own_code(self) -> dict[str, str]:
         """A hash for each of the user's modules that affects rows; an empty dict if none was recorded."""

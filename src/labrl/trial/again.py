@@ -120,9 +120,14 @@ class Again(ABC):
         elsewhere: bool = False,
     ) -> Composed:
         """Check the configuration `plain` for a run in `folder`, and return it. The other arguments are those
-        of `plan`. Raises InputError."""
+        of `plan`. Raises InputError, which for a saved configuration names its file."""
         command = Command(self.overrides, self.choices, self.config_dir, typed, repositories)
-        return Composed.of(plain, folder, command, elsewhere)
+        try:
+            return Composed.of(plain, folder, command, elsewhere)
+        except InputError as error:
+            if (explained := self.past.explain(error)) is error:
+                raise
+            raise explained from error.__cause__
 
     @abstractmethod
     def plan(

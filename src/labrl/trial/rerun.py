@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.keys import contradictions
@@ -16,7 +15,6 @@ from labrl.trial.saved import SavedConfig
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
-    from labrl.trial.composed import Composed
 
 UNTIMED = frozenset({"wall", "fps", "end"})
 """Columns that are not compared: measured times, and `end`, which runs of older versions of labrl lack."""
@@ -56,22 +54,6 @@ class Rerun(Again):
             edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
             say(f"{edited}; +rerun ignores the edits")
         return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))
-
-    def composed(
-        self,
-        folder: str,
-        typed: Typed,
-        plain: Mapping[str, Any],
-        repositories: Repositories | None = None,
-        elsewhere: bool = False,
-    ) -> Composed:
-        """Check the configuration `plain`, as in `Again`. Errors name the file from which it comes."""
-        try:
-            return super().composed(folder, typed, plain, repositories, elsewhere)
-        except InputError as error:
-            if not isinstance(self.past, SavedConfig):
-                raise
-            raise self.past.explain(error) from error.__cause__
 
     def conclude(self, result: TrialResult) -> TrialResult:
         """Record in the result and in the run folder whether the metric rows equal those of the earlier

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from labrl.config import config_folder
 from labrl.config.compose import to_plain
 from labrl.config.keys import changes
 from labrl.config.nodes import ConfigNode
@@ -78,8 +77,8 @@ class SavedConfig(Run):
 def _agent(node: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the option of the group `agent` that adds this class and True, or otherwise the name of the
     class and False."""
+    from labrl.config.presets import options_by_class  # imports Hydra
+
     target = str(node.get("_target_"))
-    files = sorted((config_folder() / "agent").glob("*.yaml"))
-    own = (one.stem for one in files if f"\n_target_: {target}\n" in one.read_text(encoding="utf-8"))
-    option = next(own, None)
+    option = options_by_class().get(target)
     return option or target.rpartition(".")[2].lower(), option is not None
