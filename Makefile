@@ -13,20 +13,23 @@ PINS := $(VENV)/constraints.txt
 .DEFAULT_GOAL := help
 # A hundred processes of the tests import labrl: all but the first find it compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run test bench learn results exact reference docs format clean
+.PHONY: help run test test-all bench learn results exact reference docs format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 	@echo '  variables: ARGS="arguments of the command", PYTHON=python3.11, TORCH="torch==<version and build>"'
 
 run: $(VENV)/.installed-run ## set up, then run `labrl $(ARGS)`: make run ARGS="meta=fast_atari env=pong"
 	@$(BIN)/labrl $(ARGS)
 
-test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and the tests: make test ARGS="-k ppo"
+test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and the fast tests: make test ARGS="-k ppo"
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(ARGS)
+
+test-all: $(VENV)/.installed-dev ## run the tests that `make test` leaves out: programs, a browser, databases, larger runs
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -m "extended and not slow and not matrix" $(ARGS)
 
 learn: $(VENV)/.installed-dev ## run the slow tests: agents that must learn, and a set-up from scratch
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -37,7 +40,7 @@ results: $(VENV)/.installed-run ## train the cells for which SLM Lab publishes s
 exact: $(VENV)/.installed-dev ## test every agent interrupted and resumed, and all cases of which make test runs a sample: make exact ARGS="--agents ppo"
 	$(BIN)/python -m pytest -m slow tests/envs/test_env_classic.py
 	$(BIN)/python -m pytest -m matrix
-	$(BIN)/python -m pytest --hypothesis-profile=random $$(grep -rl '^from hypothesis' tests --include 'test_*.py')
+	$(BIN)/python -m pytest --hypothesis-profile=random -m 'not slow and not matrix' $$(grep -rl '^from hypothesis' tests --include 'test_*.py')
 	$(BIN)/python tests/support/exact_matrix.py $(ARGS)
 
 bench: $(VENV)/.installed-bench ## compare the speed with Stable-Baselines3 and with the ceilings: make bench ARGS="pong --repeats 5"

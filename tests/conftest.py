@@ -2,8 +2,8 @@
 
 Slow work that is the same for every run is done at most once per test run: merged Hydra configurations are
 cached (see `compositions`), so is the state of the repository (see `surroundings`), and imported objects are
-excluded from garbage collection. `preparation` prepares the processes that run tests. The process that only
-distributes the tests to others does not import PyTorch.
+excluded from garbage collection. `preparation` prepares the processes that run tests, and `tiers` keeps the
+tests of `make test` small. The process that only distributes the tests does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("dist", "no") == "no":
         # PyTorch reads the number of threads when it is imported, so this import follows the settings above.
         config.pluginmanager.import_plugin("preparation")
+        config.pluginmanager.import_plugin("tiers")
 
 
 def pytest_unconfigure() -> None:
@@ -47,27 +49,33 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
-LONGEST = (
-    *("test_docs", "test_config_compose", "test_fork", "test_experiment", "test_graphs"),
-    *("test_known_optimum", "test_standard_error", "test_restoring", "test_export", "test_clusters"),
-    *("test_resume_refusals", "test_start_from", "test_mujoco", "test_search_input"),
-    *("test_wrong_command_lines", "test_diagnosis", "test_packaging", "test_info", "test_resume"),
-    *("test_secrets", "test_start", "test_subclasses", "test_masks", "test_clean"),
-    *("test_reporting", "test_env_gymnasium", "test_search_processes", "test_stages"),
-    *("test_wandb_runs", "test_shared_weights", "test_replay_command", "test_script"),
-    *("test_env_atari", "test_trial_processes", "test_dqn", "test_search_run", "test_wandb"),
-)
-"""The slowest files. They run first, so that no test process is still busy with one after all others."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort tests so that the slowest files run first; processes take whole files (`--dist loadfile`)."""
-    place = {name: index for index, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
-
-
 def pytest_collection_finish() -> None:
     """Exclude the hundred thousand imported objects from all later garbage collections."""
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+TRAINING_TESTS = 200
+"""Maximum number of tests of the first tier that train (see `tiers`)."""
+
+_training_tests = 0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Add the number of tests that have trained in a process that has ended."""
+    global _training_tests
+    _training_tests += getattr(node, "workeroutput", {}).get("training_tests", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the number of tests that have trained."""
+    if _training_tests:
+        terminalreporter.write_line(f"{_training_tests} tests train (at most {TRAINING_TESTS})")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if too many tests of the first tier train."""
+    if _training_tests > TRAINING_TESTS:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

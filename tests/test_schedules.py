@@ -227,6 +227,7 @@ def test_adapted_rate_is_recorded_with_all_keys() -> None:
     assert composed("agent.lr={kind: kl, rate: 1e-4, target: 1}", f"agent.lr={written(full)}") == full
 
 
+@pytest.mark.extended
 def test_resume_may_change_an_adapted_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
@@ -297,6 +298,7 @@ def test_omegaconf_merges_as_usual_outside_of_labrl() -> None:
     assert OmegaConf.create({"lr": "linear:1:0"}).lr == "linear:1:0"
 
 
+@pytest.mark.extended
 def test_grid_can_sweep_over_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
@@ -311,6 +313,7 @@ def test_grid_can_sweep_over_schedules(tmp_path: Path, monkeypatch: pytest.Monke
     assert set(pieces) == {"kind", "points"}
 
 
+@pytest.mark.extended
 def test_resume_compares_a_short_form_by_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]

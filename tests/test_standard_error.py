@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from commands import start_labrl
 
+pytestmark = pytest.mark.extended
+
 OWN = """
 import gymnasium
 import numpy as np

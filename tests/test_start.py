@@ -44,6 +44,7 @@ def press(number: int, module: str, command: str, *overrides: str, cwd: Path) ->
     return done.returncode, done.stderr, done.stdout
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("command", "module"),
     [
@@ -67,6 +68,7 @@ LOADED = ("torch", "numpy.matrixlib", "labrl.trial.trial", "gymnasium.spaces")
 RUN = ("env=cartpole", "wandb=disabled", "env.max_frame=2000", "meta.report=false", "hydra.run.dir=run")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("number", "code", "module"),
     [
@@ -86,6 +88,7 @@ def test_signal_before_a_run_starts_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_run_interrupted_before_its_first_frame_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "pressed.py").write_text(
         "import pathlib, signal\n"
@@ -155,6 +158,7 @@ assert not unneeded, "training needs none of these"
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("code", "variables", "spins"),
     [
@@ -234,6 +238,7 @@ WRONG = {
 }
 
 
+@pytest.mark.extended
 def test_wrong_key_or_option_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     program = REFUSED.format(heavy=HEAVY, tests=str(Path(__file__).parent / "support"))
     commands = json.dumps([command.split() for command in WRONG])

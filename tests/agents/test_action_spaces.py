@@ -86,6 +86,7 @@ class Scalar(Bytes):
         self._steps = 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["ppo", "sac", "random"])
 def test_agents_learn_with_scalar_continuous_action(agent: str, tmp_path: Path) -> None:
     overrides = [
@@ -107,6 +108,7 @@ def test_agents_learn_with_scalar_continuous_action(agent: str, tmp_path: Path) 
         assert policy.evaluate(2).lengths.tolist() == [5, 5]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("agent", "several"),
     [

@@ -135,6 +135,7 @@ def test_polyak_target_is_the_moving_average_of_the_weights() -> None:
         torch.testing.assert_close(weights_of(target), average)
 
 
+@pytest.mark.extended
 @settings(deadline=None, max_examples=60)
 @given(
     text=st.sampled_from(["0.25", "0.1", "0.3", "4", "2.5", "1/3", "7/5", "1e-2", "0.0078125"]),

@@ -14,6 +14,8 @@ from labrl.agents.agent import Observation
 from labrl.agents.dqn import DQN
 from labrl.config.schema import TrialConfig
 
+pytestmark = pytest.mark.extended
+
 LEARNING = (
     "agent.gamma=0.8",
     "agent.batch_size=64",

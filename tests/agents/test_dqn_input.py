@@ -148,6 +148,7 @@ def test_missing_keys_are_not_reported_for_an_unsupported_agent(agent: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.extended
 def test_unsupported_pair_is_announced_and_does_not_stop_the_other_trials_of_a_grid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_restored_agent_keeps_its_noise(agent: str, steps: int) -> None:
     assert_continues_exactly(lambda: made(agent), Rewarding(VECTOR, 4), steps)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["ppo", "sac"])
 def test_agent_learns_with_state_dependent_exploration(agent: str) -> None:
     space = gym.spaces.Box(0, 10, (1,), np.float32)

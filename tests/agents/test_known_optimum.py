@@ -11,6 +11,8 @@ from replay_actor_critic_cases import build, config_of
 from labrl.agents.agent import Observation
 from labrl.step import Episode, Step
 
+pytestmark = pytest.mark.extended
+
 LEARNING = ("agent.batch_size=64", "agent.learning_starts=400", "agent.updates_per_frame=0.25", "~agent.lr")
 FALLING = "+agent.lr={kind: cosine, start: 1e-2, end: 0.0, horizon: 4400}"
 ACTION = gym.spaces.Box(-2, 2, (1,), np.float32)

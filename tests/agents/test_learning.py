@@ -11,6 +11,8 @@ import pytest
 import labrl
 from labrl.run.session import SessionResult
 
+pytestmark = pytest.mark.extended
+
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 
 

@@ -167,6 +167,7 @@ def wrapped(*names: str, **settings: Any) -> list[str]:
     return [f"env.wrappers=[{listed}]", *(f"{key}={value}" for key, value in settings.items())]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -318,6 +319,7 @@ class Wrong(Doors):
         self.action_space = gym.spaces.Discrete(3)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", AGENTS)
 def test_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
     """The environment raises an exception at an invalid action, in training and in evaluation."""
@@ -326,11 +328,13 @@ def test_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
     assert result.exit_code == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "random"])
 def test_agent_takes_only_valid_actions_in_a_multi_discrete_space(agent: str, tmp_path: Path) -> None:
     assert run(*overrides(agent, tmp_path / "run", several=True)).exit_code == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn", "sac"])
 def test_resumed_run_with_masks_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"

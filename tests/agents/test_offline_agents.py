@@ -155,6 +155,7 @@ def two_action_batch(share: float) -> Transitions:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("inverse_temperature", [0.0, 2.0])
 def test_iql_converges_to_the_expectile_and_the_weighted_policy(inverse_temperature: float) -> None:
     """Check the fixed point for a fraction p of action 1.
@@ -179,11 +180,13 @@ def test_iql_converges_to_the_expectile_and_the_weighted_policy(inverse_temperat
     assert float(found) == pytest.approx(ratio / (1 + ratio), abs=0.02)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["iql", "td3_bc"])
 def test_interrupted_offline_run_resumes_exactly(agent: str, collected: Path, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, offline(agent, collected)) == []
 
 
+@pytest.mark.extended
 def test_observations_are_normalized_by_statistics_of_the_data(collected: Path, tmp_path: Path) -> None:
     session = session_in(tmp_path / "run", resolve(compose(offline("td3_bc", collected))))
     agent: Any = session.agent
@@ -200,6 +203,7 @@ def test_observations_are_normalized_by_statistics_of_the_data(collected: Path, 
     session.close()
 
 
+@pytest.mark.extended
 def test_asynchronous_evaluation_normalizes_observations_too(collected: Path, tmp_path: Path) -> None:
     overrides = offline("td3_bc", collected)
     scores = []

@@ -177,7 +177,7 @@ class NoStep:
 def test_missing_kernel_is_in_the_session_log_unless_kernels_is_torch(tmp_path: Path) -> None:
     overrides = [
         "agent=a2c", "env=cartpole", "preset=none", "env.max_frame=64", "agent/network=mlp", "wandb=disabled",
-        "agent.network.torso.activation=Mish", "meta=dev",
+        "agent.network.torso.activation=Mish", "agent.network.torso.hidden=[8]", "meta=dev",
     ]  # fmt: skip
     for kernels, expected in (("auto", True), ("torch", False)):
         folder = tmp_path / kernels

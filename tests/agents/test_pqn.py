@@ -68,6 +68,7 @@ def test_targets_are_lambda_returns_of_the_best_values(monkeypatch: pytest.Monke
     np.testing.assert_allclose(batch.value_target.numpy(), np.array(targets[::-1])[order], atol=1e-5)
 
 
+@pytest.mark.extended
 def test_pqn_finds_the_best_values_without_a_target_network() -> None:
     decaying = "agent.lr={kind: linear, start: 3e-3, end: 1e-5, horizon: 8000}"
     overrides = ("agent.exploration.epsilon=1.0", "agent.gamma=0.8", "agent.trace_decay=0", decaying)

@@ -99,6 +99,7 @@ def test_reinforce_finds_the_best_arm_of_a_bandit() -> None:
             assert float(network_of(agent)(torch.ones(1, 1)).parameters.softmax(1)[0, 2]) > 0.8
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("action", "best"),
     [(SWITCHES, np.array([1, 0, 1])), (CHOICES, np.array([1, 2]))],
@@ -120,6 +121,7 @@ def test_every_component_of_a_composite_action_is_learned(
     np.testing.assert_array_equal(chosen[0], best)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("bounds", ["clip", "rescale", "squash", "beta"])
 @pytest.mark.parametrize("agent_name", ["reinforce", "a2c", "ppo"])
 def test_continuous_actions_are_learned_with_each_kind_of_bounds(agent_name: str, bounds: str) -> None:
@@ -152,6 +154,7 @@ def test_restored_agent_continues_exactly(steps: int, baseline: str) -> None:
     )
 
 
+@pytest.mark.extended
 def test_session_fails_when_a_rollout_would_fill_the_ram(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,7 +203,8 @@ def test_value_baseline_requires_value_coef() -> None:
 
 def test_run_without_an_update_logs_the_reason(tmp_path: Path) -> None:
     overrides = ["agent=reinforce", "env=cartpole", "preset=none", "agent.episodes=1000", "env.max_frame=200"]
-    overrides += ["meta=dev", "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
+    overrides += ["meta=dev", "meta.max_session=1", "wandb=disabled", "agent.network.torso.mlp.hidden=[8]"]
+    overrides += [f"hydra.run.dir={tmp_path / 'run'}"]
     run = labrl.train(overrides)
     assert run.exit_code == 0
     log = (run.folder / "session_0" / "session.log").read_text()

@@ -137,6 +137,7 @@ class Lock:
         return Step(self.observation, following, reward, over, no, over, episodes)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
 def test_agent_with_self_imitation_repeats_a_rare_success(name: str) -> None:
     """A random policy opens the lock once in 729 episodes, and the best policy in every episode."""

@@ -109,6 +109,7 @@ def use(kind: type, agent: str, observation: str) -> None:
         each.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 @pytest.mark.parametrize("agent", ACTIONS)
 def test_every_override_of_a_public_method_is_called(
@@ -157,6 +158,7 @@ def with_term(kind: Any, method: str, names: str) -> Any:
     return type("WithTerm", (kind,), {method: own, names: (*getattr(kind, names), "term")})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("agents", "method", "names", "norm"),
     [

@@ -85,6 +85,7 @@ def test_final_observation_is_normalized_but_not_counted_in_the_statistics() -> 
     assert part.statistics()[0].count == 4  # two for each step, without the final observations
 
 
+@pytest.mark.extended
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
     part = NormalizeReward(dataclasses.replace(REWARD, gamma=0.5, clip=100.0), VECTOR)
     rng = np.random.default_rng(1)
@@ -288,6 +289,7 @@ def test_transforms_are_composed_from_options_with_their_values() -> None:
     assert transforms["scaled"].config.gamma == 0.9
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
 def test_replay_buffer_with_changing_reward_statistics_gives_a_warning(agent: str, tmp_path: Path) -> None:
     overrides = [f"agent={agent}", "env=cartpole", "env.max_frame=1200", "meta=dev", "meta.max_session=1"]

@@ -27,6 +27,7 @@ def normal(generator: np.random.Generator, seeds: int) -> np.ndarray:
     return generator.normal(size=seeds)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("groups", "draw"), [(2, normal), (3, two_humped)])
 def test_at_most_five_percent_of_experiments_without_difference_have_a_false_decision(
     groups: int, draw: Draw

@@ -41,6 +41,7 @@ def cartpole_run(path: Path, **changes: object) -> Path:
     return write_run(path, [rising(10)], config=config)
 
 
+@pytest.mark.extended
 def test_report_does_not_import_torch_when_baseline_is_cached(tmp_path: Path) -> None:
     run = cartpole_run(tmp_path / "run")
     assert ensure_baseline(run, seconds=60) is not None

@@ -262,12 +262,14 @@ def signs_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[
     return train
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", [*MADE_BAD, *UNSEEN_BAD])
 def test_run_that_was_made_bad_is_recognized(case: str, signs_of: Callable[[list[str]], set[str]]) -> None:
     overrides, expected = {**MADE_BAD, **UNSEEN_BAD}[case]
     assert expected <= signs_of(overrides)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", [*GOOD, *UNSEEN_GOOD])
 def test_run_that_learns_shows_no_sign(case: str, signs_of: Callable[[list[str]], set[str]]) -> None:
     assert signs_of({**GOOD, **UNSEEN_GOOD}[case]) == set()

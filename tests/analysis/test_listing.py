@@ -287,6 +287,7 @@ def test_wrong_arguments_are_refused(
     assert not [word for word in named if word not in output], output
 
 
+@pytest.mark.extended
 def test_listing_imports_nothing_heavy(runs: Path) -> None:
     code = (
         "import sys; from labrl.cli import list_runs; code = list_runs([]); "

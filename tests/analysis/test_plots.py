@@ -255,6 +255,7 @@ def test_ticks_have_enough_digits_to_differ() -> None:
     assert ShortNumbers(log=True).format_ticks([-4, -3, 0]) == ["0.0001", "0.001", "1"]
 
 
+@pytest.mark.extended
 def test_figures_need_no_display_and_keep_the_users_matplotlib_settings(tmp_path: Path) -> None:
     program = (
         "import sys, matplotlib\n"

@@ -175,6 +175,7 @@ def test_verdict_has_no_interval_for_one_seed_and_notes_rising_returns(tmp_path:
     assert rising_run.verdict.count(".") > level_run.verdict.count(".")
 
 
+@pytest.mark.extended
 def test_running_killed_and_empty_runs_are_marked(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(100)], status="running", session_status=None)
     with FolderLock(path):

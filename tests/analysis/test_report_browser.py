@@ -19,6 +19,8 @@ from labrl.run.atomic import write_json
 from labrl.run.find import find_runs
 from labrl.run.run import Run
 
+pytestmark = pytest.mark.extended
+
 HTML = "</script><img src=x onerror=\"document.title='hit'\">'\""
 
 

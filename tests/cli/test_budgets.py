@@ -17,6 +17,7 @@ from labrl.run.tables import read_rows
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
 SMALL = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=2", "env.num_envs=8"]
+SMALL += ["agent.network.torso.mlp.hidden=[8]"]
 UPDATES = 4
 """Number of updates made from one rollout of 128 frames."""
 
@@ -46,6 +47,7 @@ def test_clock_checks_the_wall_time_at_ticks_only() -> None:
     assert not clock.due(1000)
 
 
+@pytest.mark.extended
 def test_run_resumed_with_more_updates_equals_uninterrupted_run() -> None:
     uninterrupted = labrl.train([*SMALL, f"meta.max_opt_step={3 * UPDATES}", "hydra.run.dir=uninterrupted"])
     assert (uninterrupted.sessions[0].opt_step, uninterrupted.sessions[0].frame) == (3 * UPDATES, 3 * 128)
@@ -80,6 +82,7 @@ def test_run_finishes_when_max_wall_is_reached() -> None:
     assert result.sessions[0].frame == 8
 
 
+@pytest.mark.extended
 def test_log_frequency_as_a_fraction_of_the_budget() -> None:
     labrl.train(
         [*QUIET, "agent=random", "env.max_frame=800", "meta.log_frequency=1/5", "hydra.run.dir=runs/one"]

@@ -27,6 +27,7 @@ def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return capsys.readouterr().out.split()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -134,6 +135,7 @@ def test_info_presets_rejects_anything_but_a_single_new_run(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.extended
 def test_completion_writes_nothing_to_the_terminal(tmp_path: Path) -> None:
     """Regression test: a progress message was shown and erased, and the line that is completed with it."""
     offered, shown = [], []

@@ -153,6 +153,7 @@ def test_output_folder_that_cannot_be_created_is_rejected(capsys: pytest.Capture
     assert "hydra.run.dir=<folder>" in output
 
 
+@pytest.mark.extended
 def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -249,7 +250,8 @@ def test_start_says_that_nothing_uses_a_precision(capsys: pytest.CaptureFixture[
 
 
 def test_start_warns_of_a_learning_rate_above_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK[1:], "agent.lr=100", "agent.horizon=8", "agent.batch_size=64", "env.num_envs=8"]) == 0
+    small = ["agent.horizon=8", "agent.batch_size=64", "env.num_envs=8", "agent.network.torso.mlp.hidden=[8]"]
+    assert main([*QUICK[1:], "agent.lr=100", *small]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert "agent.lr" in first
     assert "100" in first

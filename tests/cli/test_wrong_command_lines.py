@@ -492,6 +492,7 @@ HOMES = [
 """Overrides that together have every key of labrl that corresponds to a name in other libraries."""
 
 
+@pytest.mark.extended
 def test_every_suggestion_is_accepted_where_its_key_exists() -> None:
     """Check an entry with one value that fits, with every word that it translates, and with false."""
     keys = {home: set(all_keys(compose(home.split(), with_hydra=True))) for home in HOMES}

@@ -46,6 +46,7 @@ def composed(overrides: str) -> Any:
     return OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
 
 
+@pytest.mark.extended
 def test_cached_composition_equals_that_of_a_new_process() -> None:
     program = FRESH.format(tests=str(Path(__file__).parent))
     fresh = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

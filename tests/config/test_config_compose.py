@@ -71,6 +71,7 @@ def pairs() -> Iterator[Any]:
             yield pytest.param(agent, env, marks=() if first else pytest.mark.matrix)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("agent", "env"), list(pairs()))
 def test_every_agent_composes_with_every_environment(agent: str, env: str) -> None:
     overrides = [f"agent={agent}", f"env={env}"]
@@ -336,6 +337,7 @@ def test_wrong_num_envs_is_the_only_mistake_when_horizon_depends_on_it() -> None
     assert [mistake.key for mistake in caught.value.mistakes] == ["env.num_envs"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "env", ["bipedal_walker", "pong", *(pytest.param(env, marks=pytest.mark.matrix) for env in ENVS)]
 )
@@ -352,6 +354,7 @@ def test_dev_learns_early_with_any_pair(agent: str, env: str) -> None:
     assert config.meta.max_wall <= 30
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -23,7 +23,7 @@ QUICK = [
 QUICK += ["hydra/launcher=basic", "hydra.sweep.dir=e"]
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.extended]
 
 
 def trials() -> set[str]:

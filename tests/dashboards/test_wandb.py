@@ -24,6 +24,8 @@ from labrl.run.provenance import Command, write_provenance
 from labrl.run.run import Run
 from labrl.run.tables import CsvTable
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

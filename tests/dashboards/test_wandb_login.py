@@ -118,6 +118,7 @@ def test_online_without_a_login_is_refused() -> None:
     assert "wandb login" in str(refused.value)
 
 
+@pytest.mark.extended
 def test_looking_for_a_login_does_not_import_wandb_or_torch() -> None:
     import subprocess
 

@@ -20,6 +20,8 @@ from labrl.dashboards.sender import send
 from labrl.errors import WRONG_INPUT
 from labrl.run.run import Run
 
+pytestmark = pytest.mark.extended
+
 ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "seed=5", "wandb.wait=600"]
 

@@ -14,6 +14,8 @@ from refusals import refused
 import labrl
 from labrl.errors import Code
 
+pytestmark = pytest.mark.extended
+
 OVERRIDES = ["env=gymnasium", "env.id=null", "env.name=broken", "env.num_envs=1", "env.max_frame=128"]
 OVERRIDES += ["+env.make._target_=broken_env.Broken", "agent.horizon=64", "agent.batch_size=64"]
 OVERRIDES += ["preset=none", "meta=dev", "meta.max_session=1", "meta.progress=false", "wandb=disabled"]

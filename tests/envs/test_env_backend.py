@@ -50,6 +50,7 @@ def test_restored_example_continues_exactly(corridor: Component) -> None:
     assert_same_steps(play(env, draw, 40, 50), play(other, draw, 40, 50))
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("own_folder")
 def test_killed_run_of_the_example_resumes_exactly(tmp_path: Path) -> None:
     overrides = ["--config-dir", str(EXAMPLES), "env=vector_corridor", *QUIET, *VECTOR, "env.num_envs=4"]

@@ -152,6 +152,7 @@ def test_session_reports_it_once_in_its_log(tmp_path: Path) -> None:
     settings = ["env=gymnasium", "env.id=null", "env.name=rover", "env.num_envs=2", "env.max_frame=200"]
     settings += [f"+env.make._target_={make.target}", f"+env.make.number={make.config['number']}"]
     settings += ["preset=none", "meta=dev", "meta.max_session=1", "agent.horizon=64", "agent.batch_size=64"]
+    settings += ["agent.network.torso.mlp.hidden=[8]"]
     result = labrl.train([*settings, "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 0
     log = (result.folder / "session_0" / "session.log").read_text()

@@ -29,6 +29,7 @@ def breakout(num_threads: int) -> list[Step]:
     return steps
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "num_threads",
     [
@@ -144,6 +145,7 @@ def test_second_episodes_are_prepared_one_per_step_unless_a_run_is_short(
     assert prepared == [(0, episode_seed(3, 0, 1)), (1, episode_seed(3, 1, 1))]
 
 
+@pytest.mark.extended
 def test_no_more_emulators_run_at_once_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labrl.envs.emulators.have_all_cores", lambda _: False)
     monkeypatch.setattr(FakeEmulator, "most_running", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from env_cases import Walk, assert_same_steps, constant, own_env, play, sampled
 
 from labrl.envs.make import make_env
@@ -22,6 +23,7 @@ def test_time_limit_truncates_and_never_terminates() -> None:
     assert abs(episode.episode_return - 0.5) < 1e-12, "returns must be summed in double precision"
 
 
+@pytest.mark.extended
 def test_last_step_yields_the_final_and_the_next_first_observation() -> None:
     env = make_env(own_env(Walk, {"goal": 2}), seed=3, num_threads=1, num_envs=1)
     env.reset()

@@ -7,6 +7,7 @@ import sys
 
 import ale_py  # noqa: F401  (registers the games)
 import gymnasium
+import pytest
 
 from labrl.envs.games import games
 
@@ -18,6 +19,7 @@ def test_every_game_registered_by_the_ale_is_listed() -> None:
     assert {"pong", "ms_pacman", "breakout"} < set(games())
 
 
+@pytest.mark.extended
 def test_listing_the_games_imports_nothing_heavy() -> None:
     program = (
         "import sys; from labrl.envs.games import games; assert games();"

@@ -75,6 +75,7 @@ def overrides(log: Path, folder: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.extended
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("masked", [False, True])
 def test_trial_creates_one_more_environment_for_its_videos(masked: bool, log: Path, tmp_path: Path) -> None:
@@ -84,6 +85,7 @@ def test_trial_creates_one_more_environment_for_its_videos(masked: bool, log: Pa
     assert count(log, "closed") == NUM_ENVS + 1
 
 
+@pytest.mark.extended
 def test_resume_creates_no_extra_environments(log: Path, tmp_path: Path) -> None:
     run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
     labrl.train([f"+resume={run}", "env.max_frame=900"])
@@ -97,6 +99,7 @@ def test_session_processes_create_theirs_after_the_first_is_closed(log: Path, tm
     assert count(log, "made") == count(log, "closed") == 2 * NUM_ENVS + 1
 
 
+@pytest.mark.extended
 def test_all_videos_of_enjoy_are_rendered_by_one_environment(log: Path, tmp_path: Path) -> None:
     run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
     before = count(log, "made")
@@ -105,6 +108,7 @@ def test_all_videos_of_enjoy_are_rendered_by_one_environment(log: Path, tmp_path
     assert count(log, "made") == before + 3 + 1  # three play the episodes, and one renders them
 
 
+@pytest.mark.extended
 def test_random_baseline_creates_one_environment_if_creation_is_slow(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def test_environment_fails_for_good_when_its_restarts_are_used_up(restarts: int,
     env.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("how", ["raised", "killed"])
 def test_rows_equal_those_of_a_run_without_the_failure(how: str, tmp_path: Path) -> None:
     overrides = [*QUIET, *VECTOR, "env=gymnasium", "env.id=null", "env.name=walk", "env.vectorization=async"]

@@ -198,6 +198,7 @@ def test_window_averages_the_episodes_that_have_a_number_and_is_restored() -> No
     assert np.isnan(same.statistics()["info/success"])
 
 
+@pytest.mark.extended
 def test_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     overrides = [*PPO, INFO, "meta.rigorous_eval=2"]
     assert main([*overrides, "hydra.run.dir=whole"]) == 0
@@ -214,6 +215,7 @@ def test_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
         assert all(float(row["info/cost.fuel"]) > 0 for row in found)
 
 
+@pytest.mark.extended
 def test_keys_can_be_added_in_a_resume() -> None:
     assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
     assert main(["+resume=run", "env.max_frame=2400", INFO]) == 0
@@ -221,6 +223,7 @@ def test_keys_can_be_added_in_a_resume() -> None:
     assert [bool(row["info/success"]) for row in found] == [int(row["frame"]) > 1200 for row in found]
 
 
+@pytest.mark.extended
 def test_keys_do_not_change_what_is_learned() -> None:
     assert main([*PPO, "hydra.run.dir=without"]) == 0
     assert main([*PPO, INFO, "hydra.run.dir=with"]) == 0
@@ -232,6 +235,7 @@ def test_keys_do_not_change_what_is_learned() -> None:
     assert plain[0] == plain[1]
 
 
+@pytest.mark.extended
 def test_processes_that_act_and_evaluate_return_the_numbers() -> None:
     beside = ["meta.rigorous_eval=2", "meta.async_eval=true"]
     assert main([*PPO, INFO, *beside, "hydra.run.dir=beside"]) == 0
@@ -242,6 +246,7 @@ def test_processes_that_act_and_evaluate_return_the_numbers() -> None:
     assert all(float(row["info/cost.fuel"]) > 0 for row in rows(Path("ahead/session_0/train.csv")))
 
 
+@pytest.mark.extended
 def test_loaded_policy_returns_the_numbers_of_each_episode() -> None:
     assert main([*PPO, INFO, "env.max_frame=280", "hydra.run.dir=run"]) == 0
     found = labrl.load("run").evaluate(episodes=5)
@@ -309,6 +314,7 @@ def test_results_of_a_run_contain_the_numbers(capsys: pytest.CaptureFixture[str]
     assert "info/success" in Path("run/statistics.csv").read_text().splitlines()[0]
 
 
+@pytest.mark.extended
 def test_enjoyed_episodes_show_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PPO, INFO, "env.max_frame=280", "hydra.run.dir=run"]) == 0
     capsys.readouterr()

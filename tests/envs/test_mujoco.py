@@ -15,6 +15,8 @@ from labrl.config import config_folder
 from labrl.config.compose import applied_presets, compose, resolve
 from labrl.envs.make import describe
 
+pytestmark = pytest.mark.extended
+
 TASKS = {
     file.stem: yaml.safe_load(file.read_text())["id"]
     for file in (config_folder() / "env").glob("*.yaml")

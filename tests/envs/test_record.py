@@ -33,6 +33,7 @@ def same_episode(one: RecordedEpisode, other: RecordedEpisode) -> bool:
     return same_actions and fields == other_fields
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "pong"])
 def test_recorded_episodes_play_back_exactly(task: str, tmp_path: Path) -> None:
     episodes = run(tmp_path / "run", *small("random", task))
@@ -48,6 +49,7 @@ def test_recorded_episodes_play_back_exactly(task: str, tmp_path: Path) -> None:
     assert check(last) is None
 
 
+@pytest.mark.extended
 def test_playback_reports_what_differs_from_the_recording(tmp_path: Path) -> None:
     episode = read_episode(run(tmp_path / "run", *CARTPOLE, "env.max_frame=600") / "last.npz")
     fields = episode.plain()
@@ -66,6 +68,7 @@ def test_playback_reports_what_differs_from_the_recording(tmp_path: Path) -> Non
     assert check(reseeded) is not None
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("evaluation", [[], ["meta.rigorous_eval=3"]])
 def test_resumed_run_records_the_same_episodes_as_an_uninterrupted_one(
     tmp_path: Path, evaluation: list[str]
@@ -80,6 +83,7 @@ def test_resumed_run_records_the_same_episodes_as_an_uninterrupted_one(
         assert same_episode(*(read_episode(each / f"{name}.npz") for each in (uninterrupted, resumed))), name
 
 
+@pytest.mark.extended
 def test_resume_removes_episodes_recorded_after_the_checkpoint(tmp_path: Path) -> None:
     overrides = [*CARTPOLE, "meta.record_episodes=each", "env.max_frame=600"]
     episodes = run(tmp_path / "run", *overrides)
@@ -91,6 +95,7 @@ def test_resume_removes_episodes_recorded_after_the_checkpoint(tmp_path: Path) -
     assert read_episode(episodes / "best.npz").episode_return < 1e9
 
 
+@pytest.mark.extended
 def test_evaluation_episodes_are_recorded_when_evaluation_is_separate(tmp_path: Path) -> None:
     episodes = run(tmp_path / "run", *CARTPOLE, "env.max_frame=900", "meta.rigorous_eval=4")
     best, last = (read_episode(episodes / f"{name}.npz") for name in ("best", "last"))
@@ -102,6 +107,7 @@ def test_evaluation_episodes_are_recorded_when_evaluation_is_separate(tmp_path: 
     assert check(best) is None
 
 
+@pytest.mark.extended
 def test_recording_can_be_disabled_and_does_not_change_the_run(tmp_path: Path) -> None:
     overrides = [*CARTPOLE, "env.max_frame=600"]
     episodes = run(tmp_path / "without", *overrides, "meta.record_episodes=none")

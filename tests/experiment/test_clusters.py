@@ -55,6 +55,7 @@ def preempt(trial: Path) -> None:
         os.kill(one, signal.SIGUSR2)
 
 
+@pytest.mark.extended
 @needs_submitit
 @needs_proc
 def test_submitit_job_may_be_killed_while_another_is_preempted_and_continues(tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def fails_with_seed(seed: int) -> str:
     return "+callbacks.breaking._target_=breaking.Break"
 
 
+@pytest.mark.extended
 @needs_submitit
 def test_job_of_several_trials_runs_all_though_one_fails() -> None:
     with experiment_running(*SEVERAL, fails_with_seed(1), "seed=0,1,2,3") as process:
@@ -117,6 +119,7 @@ def test_job_of_several_trials_runs_all_though_one_fails() -> None:
     assert len(list(Path("e/.submitit").glob("*/*_result.pkl"))) == 2
 
 
+@pytest.mark.extended
 @needs_submitit
 @needs_proc
 def test_preempted_job_continues_the_trials_that_have_not_ended(tmp_path: Path) -> None:
@@ -203,6 +206,7 @@ def test_slurm_requests_resources_of_trial_and_requeues_it() -> None:
     assert (chosen.cpus_per_task, chosen.gpus_per_node) == (6, 1)
 
 
+@pytest.mark.extended
 @needs_submitit
 @pytest.mark.parametrize("resumed", [False, True])
 def test_launch_rejected_by_slurm_leaves_no_new_files(
@@ -263,6 +267,7 @@ def test_ray_requests_resources_of_trial() -> None:
     assert (chosen.ray.remote.num_cpus, chosen.ray.remote.num_gpus) == (2, 0.5)
 
 
+@pytest.mark.extended
 @needs_ray
 @needs_proc
 def test_ray_trial_may_be_killed_while_another_runs(tmp_path: Path) -> None:

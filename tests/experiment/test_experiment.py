@@ -70,6 +70,7 @@ def frame(folder: Path) -> int:
         return 0
 
 
+@pytest.mark.extended
 def test_state_of_the_code_is_described_once_for_all_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_state_of_the_code_is_described_once_for_all_trials(
         assert "+mine = 1" in Path("../e", trial.folder, "working_folder.diff").read_text()
 
 
+@pytest.mark.extended
 @two_at_once
 def test_sigusr2_saves_a_checkpoint_of_each_running_trial_and_training_goes_on(tmp_path: Path) -> None:
     folders = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
@@ -110,6 +112,7 @@ def test_sigusr2_saves_a_checkpoint_of_each_running_trial_and_training_goes_on(t
     assert trial_statuses(tmp_path / "e") == ["interrupted", "interrupted"]
 
 
+@pytest.mark.extended
 def test_grid_runs_every_combination_in_its_own_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env=cartpole,acrobot", "env.max_frame=512", "seed=1,2"]) == 0
     output = capsys.readouterr().out
@@ -138,6 +141,7 @@ def test_overrides_with_one_value_reach_the_trials_as_typed() -> None:
         assert combinations([*fixed, "seed=1,2"]) == [[*fixed, "seed=1"], [*fixed, "seed=2"]]
 
 
+@pytest.mark.extended
 def test_trials_with_different_seeds_are_one_group_without_overrides(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -188,6 +192,7 @@ def test_edit_that_changes_the_past_is_refused_before_any_trial_runs(
     assert (the_experiment() / "experiment.json").read_bytes() == record
 
 
+@pytest.mark.extended
 @two_at_once
 def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
     overrides = [*QUICK, "meta.log_frequency=50", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
@@ -207,6 +212,7 @@ def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
     assert json.loads((first / "run.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.extended
 @needs_proc
 @two_at_once
 @pytest.mark.parametrize("stopped_by", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
@@ -285,6 +291,7 @@ def test_resume_with_a_larger_budget_continues_every_trial(tmp_path: Path) -> No
     assert [frame(tmp_path / "e" / f"{number}_random_cartpole") for number in (0, 1)] == [512, 512]
 
 
+@pytest.mark.extended
 def test_resume_distinguishes_trials_by_budget_or_drawn_seed() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=256,512", "seed=0", "hydra.sweep.dir=e"]) == 0
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=null,null", "hydra.sweep.dir=f"]) == 0
@@ -314,6 +321,7 @@ def the_config(run: str) -> dict[str, Any]:
     return yaml.safe_load((Path(run) / "config.yaml").read_text())
 
 
+@pytest.mark.extended
 def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -349,6 +357,7 @@ def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
     assert run["resumes"][1]["edits"] == ["env.max_frame=640"]
 
 
+@pytest.mark.extended
 def test_unknown_key_is_refused_before_any_trial_of_an_experiment_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -359,6 +368,7 @@ def test_unknown_key_is_refused_before_any_trial_of_an_experiment_changes(
     assert len(overrides_of(Path("e"))) == 4
 
 
+@pytest.mark.extended
 def test_edits_apply_only_to_the_named_trials_and_keep_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -385,6 +395,7 @@ def test_edits_apply_only_to_the_named_trials_and_keep_the_others(
     assert (Path("e") / "experiment.json").read_bytes() == record
 
 
+@pytest.mark.extended
 def test_key_of_swept_agents_may_be_unknown_to_the_default_agent() -> None:
     assert main(["-m", *LEARNING, "agent=dqn,double_dqn", "agent.learning_starts=192", "seed=0"]) == 0
     assert [overrides["agent.learning_starts"] for overrides in overrides_of(Path("e"))] == ["192", "192"]

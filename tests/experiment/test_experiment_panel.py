@@ -335,6 +335,7 @@ def read_until(leader: int, sign: str | None, text: str = "") -> str:
     return text
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize("size", SIZES)
 def test_terminal_shows_the_panel_and_then_the_summary(size: tuple[int, int]) -> None:
@@ -369,6 +370,7 @@ class Rover(gymnasium.Env):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("own_folder")
 def test_failed_trial_is_one_line_and_its_traceback_is_in_its_log() -> None:
     Path("rover.py").write_text(ROVER)
@@ -390,6 +392,7 @@ def test_failed_trial_is_one_line_and_its_traceback_is_in_its_log() -> None:
         assert "no power" in log
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("own_folder")
 def test_interrupted_panel_leaves_a_clean_terminal_and_says_how_to_resume() -> None:
     command, leader = on_terminal((80, 24), "env.max_frame=1e9", "seed=1,2,3", "meta.log_frequency=1000")

@@ -23,6 +23,8 @@ from trial_processes import wait_for as wait_until
 
 from labrl.cli import main
 
+pytestmark = pytest.mark.extended
+
 COMMAND = ["-m", "hydra/sweeper=optuna", *OVERRIDES]
 
 

@@ -33,6 +33,8 @@ from labrl.run.run import Run
 from labrl.session.callbacks.search import ReportToSearch, write_answer
 from labrl.trial import reporting
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory, output: io.StringIO) -> tuple[Path, int]:

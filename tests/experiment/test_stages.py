@@ -62,6 +62,7 @@ def forget_trials(folder: Path, first: int) -> None:
     experiment.set_status("running")
 
 
+@pytest.mark.extended
 def test_undecided_groups_get_more_seeds_and_decided_ones_do_not(finished: labrl.SweepResult) -> None:
     assert finished.exit_code == DONE
     seeds = [(one["env.max_episode_steps"], one["seed"]) for one in finished.trials]
@@ -79,6 +80,7 @@ def test_undecided_groups_get_more_seeds_and_decided_ones_do_not(finished: labrl
     assert entry["best"] is None
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("killed", ["between", "within"])
 def test_killed_experiment_goes_on_with_the_same_stages(
     finished: labrl.SweepResult, copied: Path, killed: str
@@ -101,6 +103,7 @@ def test_killed_experiment_goes_on_with_the_same_stages(
     assert Experiment.open(copied).recorded_status == "finished"
 
 
+@pytest.mark.extended
 def test_seed_without_a_return_lets_no_stage_follow(copied: Path) -> None:
     forget_trials(copied, 15)
     stages = Stages(5, 10)

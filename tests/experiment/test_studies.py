@@ -13,6 +13,8 @@ from benchmarks.published import cells
 from labrl.config.compose import compose
 from labrl.run.experiment import Experiment
 
+pytestmark = pytest.mark.extended
+
 KEPT = studies.read(results.PAGE.with_suffix("") / "studies")
 
 CELL = next(cell for cell in cells() if cell.name == "pendulum_a2c")

@@ -127,6 +127,7 @@ def test_resume_adds_trials(tmp_path: Path) -> None:
     assert resumes[0]["command"].startswith("labrl.sweep(")
 
 
+@pytest.mark.extended
 def test_failed_trial_is_in_the_result_and_raised_on_request(tmp_path: Path) -> None:
     # TD3 has no discrete actions.
     swept = ["agent=random,td3", "seed=1", "env.max_frame=4000", f"hydra.sweep.dir={tmp_path / 'grid'}"]
@@ -142,6 +143,7 @@ def test_failed_trial_is_in_the_result_and_raised_on_request(tmp_path: Path) -> 
     Page(result._repr_html_())
 
 
+@pytest.mark.extended
 def test_search_has_its_values_and_confirmation(tmp_path: Path) -> None:
     searched = ["hydra/sweeper=optuna", "meta.max_trial=2", "hydra/launcher=basic"]
     result = labrl.sweep([*OVERRIDES, *searched, f"hydra.sweep.dir={tmp_path / 'search'}"])
@@ -235,6 +237,7 @@ def test_notebook_shows_curve_and_groups_of_a_sweep(grid: labrl.SweepResult) -> 
     assert len(page.cells["td"]) == 2 * len(page.cells["th"])
 
 
+@pytest.mark.extended
 def test_notebook_shows_curve_sessions_and_video_of_a_run(tmp_path: Path) -> None:
     overrides = [*QUICK[:3], *QUICK[4:], "meta.eval_frequency=128", "agent.horizon=32", "agent.batch_size=32"]
     result = labrl.train([*overrides, f"hydra.run.dir='{tmp_path}/a<b'"])

@@ -46,6 +46,7 @@ def short(agent: str, task: str) -> list[str]:
     return [*(override for override in small(agent, task) if override != "meta.tensorboard=false"), *frames]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("agent", "task"),
     [
@@ -90,6 +91,7 @@ def test_closer_look_adds_columns_and_histograms_without_side_effects(
         )
 
 
+@pytest.mark.extended
 def test_output_histograms_exist_in_reduced_precision(tmp_path: Path) -> None:
     overrides = ["meta.precision=bf16", "env.num_envs=1", "agent.horizon=16", "agent.batch_size=16"]
     overrides += ["env.image_size=52"]  # just large enough for a rounded copy of the matrix
@@ -101,6 +103,7 @@ def test_output_histograms_exist_in_reduced_precision(tmp_path: Path) -> None:
     assert {torso, f"{torso}.0.convolutions.2", f"{torso}.0.linear.1"} <= set(events.Tags()["histograms"])
 
 
+@pytest.mark.extended
 def test_norms_and_noise_scale_of_resumed_run_equal_uninterrupted_run(tmp_path: Path) -> None:
     overrides = [
         *short("ppo", "cartpole"),
@@ -147,6 +150,7 @@ def adam(flat: FlatParameters) -> Optimizer:
     return Adam(options("agent.optimizer", "agent=a2c agent/optimizer=adam"), [flat.vector], None)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize(("each", "size"), [(1, 1.0), (4, 1e-22)], ids=["samples", "small sequences"])
 def test_noise_scale_equals_that_of_gradients_with_known_noise(

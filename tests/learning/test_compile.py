@@ -26,6 +26,8 @@ from labrl.learning.make import make_learner
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 
+pytestmark = pytest.mark.extended
+
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 
 

@@ -156,6 +156,7 @@ def test_run_trained_on_a_gpu_can_be_loaded_and_resumed_on_a_cpu(
     assert main([f"+resume={run}", "env.max_frame=300", "meta.device=cpu"]) == 0
 
 
+@pytest.mark.extended
 @NEEDS_GPU
 def test_two_ranks_can_share_a_gpu(tmp_path: Path) -> None:
     overrides = [*small("ppo", "pong"), "meta.device=cuda", folder_override(tmp_path / "run")]

@@ -25,6 +25,8 @@ from labrl.learning.compute import Compute
 from labrl.learning.make import make_learner
 from labrl.spaces import Spaces
 
+pytestmark = pytest.mark.extended
+
 SCHEDULE = "{kind: linear, start: 1e-3, end: 1e-4, horizon: 240}"
 ROLLOUT = ["agent.horizon=8", "agent.batch_size=8", f"agent.lr={SCHEDULE}"]
 ROLLOUTS = [*ROLLOUT, "agent.epochs=2", "agent.clip_range={kind: linear, start: 0.2, end: 0.1, horizon: 240}"]

@@ -83,6 +83,7 @@ def test_step_returns_the_norm_before_clipping_and_updates_the_weights() -> None
     assert free.weight_norm == pytest.approx(float(parameters.norm()), rel=1e-5)
 
 
+@pytest.mark.extended
 def test_training_starts_without_importing_a_compiler() -> None:
     # torch's own optimizer classes import the compiler, which would delay the first step by over a second.
     program = (

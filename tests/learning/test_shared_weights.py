@@ -106,6 +106,7 @@ def test_restored_sessions_get_the_weights_of_the_latest_checkpoint(mode: str, t
     assert float(first.weight.detach().mean()) == float(second.weight.detach().mean()) == 9.0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", ["shared", "synced"])
 def test_killed_session_does_not_restore_its_older_weights(mode: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -135,6 +136,7 @@ def _fill(checkpoint: Path, value: float) -> None:
     store.save(saved.frame, saved.state)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", ["shared", "synced"])
 def test_trial_with_common_weights_finishes_and_can_be_extended(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -24,6 +24,8 @@ from labrl.run.checkpoint import CheckpointStore
 from labrl.session.torchrun import Launch, refuse_torchrun
 from labrl.trial.trial import check
 
+pytestmark = pytest.mark.extended
+
 RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 
 

@@ -76,6 +76,7 @@ def played(env: VectorEnv, memory: HindsightReplay, steps: int) -> list[dict[str
     return history
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("task", ["BitFlip", "Reach"])
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 def test_goals_come_from_the_same_episode_with_recomputed_rewards(strategy: str, task: str) -> None:
@@ -318,6 +319,7 @@ def test_reaching_a_point_is_learned_with_hindsight(agent: str, tmp_path: Path) 
     assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > -7
 
 
+@pytest.mark.extended
 def test_run_with_hindsight_resumes_exactly(tmp_path: Path) -> None:
     overrides = ["agent=dqn", *BITS, *QUIET, *SMALL["labrl.agents.dqn.DQN"], "agent/memory=hindsight"]
     overrides += ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]

@@ -75,6 +75,7 @@ def test_action_value_head_uses_the_configured_activation(normed: bool) -> None:
     torch.testing.assert_close(network(OBSERVATION).outputs.squeeze(2), by_hand)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("agent", "overrides"),
     [

@@ -214,6 +214,7 @@ class Pole(gym.ObservationWrapper):
         return observation if self._flat else {"cart": observation[:2], "pole": observation[2:]}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("agent", "target"), [("ppo", "ppo.PPO"), ("dqn", "dqn.DQN"), ("dueling_dqn", "dqn.DQN")]
 )
@@ -287,6 +288,7 @@ AGENTS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("agent", "settings"), AGENTS)
 def test_agents_with_several_inputs_resume_exactly(
     agent: str, settings: dict[str, Any], tmp_path: Path
@@ -298,6 +300,7 @@ def test_agents_with_several_inputs_resume_exactly(
     assert changed_futures(tmp_path, given, frame=100) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["ppo", "dqn"])
 def test_action_masks_work_with_several_inputs(agent: str, tmp_path: Path) -> None:
     env = make_env(lamp(style="masked"), seed=1, num_threads=1, num_envs=2)
@@ -309,6 +312,7 @@ def test_action_masks_work_with_several_inputs(agent: str, tmp_path: Path) -> No
     assert result.exit_code == 0
 
 
+@pytest.mark.extended
 def test_run_can_be_enjoyed_and_played_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert main([*overrides("ppo"), "meta.rigorous_eval=1", f"hydra.run.dir={run}"]) == 0

@@ -22,6 +22,7 @@ def test_summary_lists_every_parameter_with_its_shape_and_size() -> None:
     assert "net: Sequential" in text
 
 
+@pytest.mark.extended
 def test_run_writes_the_summary_to_its_folder_and_prints_the_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,6 +185,7 @@ COMPILED = (
 """Networks that together contain every layer and every kind of output; the others are variations of these."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "training"),
     [

@@ -118,6 +118,7 @@ def test_hanging_helper_logs_its_stack_and_is_killed(tmp_path: Path, monkeypatch
     assert not alive(pid)
 
 
+@pytest.mark.extended
 def test_helper_ends_when_its_session_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "session.py"
     script.write_text(

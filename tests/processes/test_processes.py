@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from labrl.processes.signals import how_it_ended
 
 ORPHAN = """
@@ -26,6 +28,7 @@ finally:
 LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
 
 
+@pytest.mark.extended
 def test_process_stops_when_its_parent_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "stopped.txt"
     launcher = subprocess.Popen(
@@ -43,6 +46,7 @@ def test_process_stops_when_its_parent_is_killed(tmp_path: Path) -> None:
     assert file.read_text() == "stopped"
 
 
+@pytest.mark.extended
 def test_signal_during_the_start_of_children_is_not_lost() -> None:
     program = """
 import os, signal
@@ -57,6 +61,7 @@ assert received, "the signal was lost"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.extended
 def test_programs_started_by_a_process_that_ignores_signals_react_to_them() -> None:
     program = """
 import os, signal, subprocess, sys

@@ -48,6 +48,7 @@ def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extended
 def test_script_without_a_main_guard_trains_with_environments_in_processes(tmp_path: Path) -> None:
     overrides = [*OWN, *QUICK, "env.vectorization=async", f"hydra.run.dir={tmp_path / 'a'}"]
     script = f"""{ENVIRONMENT}
@@ -65,6 +66,7 @@ labrl.train([*{overrides}, "env.make={{_target_: __main__.make}}"])
         assert (session["status"], session["return_mean"]) == ("finished", 5.0)
 
 
+@pytest.mark.extended
 def test_several_sessions_know_what_modules_of_a_script_have_registered_and_refuse_its_own(
     tmp_path: Path,
 ) -> None:
@@ -129,6 +131,7 @@ def test_module_that_trains_when_it_is_imported_is_refused(
     assert not Path("runs").exists()
 
 
+@pytest.mark.extended
 def test_child_process_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

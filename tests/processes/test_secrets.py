@@ -201,6 +201,7 @@ def test_values_of_secret_variables_are_masked_wherever_they_appear(monkeypatch:
     assert RedactingFormatter("%(message)s").format(record) == "key ***"
 
 
+@pytest.mark.extended
 def test_secret_in_an_unexpected_error_or_in_the_output_of_a_trial_is_masked() -> None:
     program = """
 import labrl.cli, labrl.start
@@ -240,6 +241,7 @@ def test_secret_reaches_the_processes_of_several_sessions_without_a_file() -> No
     assert files_with(SECRET, "run") == []
 
 
+@pytest.mark.extended
 def test_run_records_its_secret_nowhere_and_its_resume_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +319,7 @@ def test_changed_secret_does_not_contradict_the_past() -> None:
     assert [files_with("k3y-", folder) for folder in ("run", "again")] == [[], []]
 
 
+@pytest.mark.extended
 def test_grid_records_its_secrets_nowhere_and_its_resume_asks_for_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -348,6 +351,7 @@ def test_grid_records_its_secrets_nowhere_and_its_resume_asks_for_them(
         assert files_with(secret, "grid") == []
 
 
+@pytest.mark.extended
 def test_search_records_its_secrets_nowhere_and_its_resume_asks_for_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

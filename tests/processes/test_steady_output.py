@@ -51,6 +51,7 @@ def test_dumb_terminal_gets_no_control_sequences(kind: str, monkeypatch: pytest.
     assert ("\x1b" in terminal.getvalue()) == (kind == "xterm")
 
 
+@pytest.mark.extended
 @needs_full
 def test_training_continues_when_its_output_file_is_on_a_full_disk(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -61,6 +62,7 @@ def test_training_continues_when_its_output_file_is_on_a_full_disk(tmp_path: Pat
     assert os.strerror(errno.ENOSPC) in line
 
 
+@pytest.mark.extended
 def test_training_continues_when_its_terminal_is_closed(tmp_path: Path) -> None:
     """A program started with `&` and `disown` loses its terminal when the window is closed."""
     import pty
@@ -72,6 +74,7 @@ def test_training_continues_when_its_terminal_is_closed(tmp_path: Path) -> None:
     assert (command.wait(timeout=120), status(tmp_path)) == (0, "finished")
 
 
+@pytest.mark.extended
 def test_training_continues_when_its_pipe_is_closed(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -81,6 +84,7 @@ def test_training_continues_when_its_pipe_is_closed(tmp_path: Path) -> None:
     assert (command.returncode, error_output, status(tmp_path)) == (0, "", "finished")
 
 
+@pytest.mark.extended
 @needs_full
 def test_printing_a_list_to_a_full_disk_fails(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -90,6 +94,7 @@ def test_printing_a_list_to_a_full_disk_fails(tmp_path: Path) -> None:
     assert os.strerror(errno.ENOSPC) in line
 
 
+@pytest.mark.extended
 def test_printing_a_list_to_a_closed_pipe_succeeds(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -98,6 +103,7 @@ def test_printing_a_list_to_a_closed_pipe_succeeds(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("closed", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_training_runs_when_its_output_is_closed_from_the_start(closed: int, tmp_path: Path) -> None:
     overrides = ["-m", "labrl", *TRAIN]
@@ -109,6 +115,7 @@ def test_training_runs_when_its_output_is_closed_from_the_start(closed: int, tmp
     assert status(tmp_path) == "finished"
 
 
+@pytest.mark.extended
 def test_deleted_working_folder_is_refused_with_one_line(tmp_path: Path) -> None:
     command = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" "$@"'
     ended = subprocess.run(

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "labrl"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -117,6 +119,7 @@ def named(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
+@pytest.mark.extended
 def test_files_import_only_what_their_part_may() -> None:
     allowed = table()
     parts = {file: part_of(module_of(file)) for file in FILES}
@@ -255,6 +258,7 @@ def test_input_errors_have_a_code() -> None:
     assert not without, "these lines do not pass code=... with one of the codes in labrl.errors"
 
 
+@pytest.mark.extended
 def test_importing_an_agent_loads_few_modules() -> None:
     program = "import sys, labrl.agents.ppo; print(*[m for m in sys.modules if m.split('.')[0] == 'labrl'])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -17,6 +17,8 @@ from benchmarks.report import Ratio, Report, Results, Row, describe_setting, set
 from labrl.config.compose import compose, resolve
 from labrl.errors import WRONG_INPUT
 
+pytestmark = pytest.mark.extended
+
 SETTING = {
     "machine": {"processor": "Abacus", "cores": 2},
     "instructions": "beads",

@@ -14,6 +14,8 @@ from labrl.config.compose import compose
 from labrl.errors import InputError
 from labrl.mistakes.names import other_names
 
+pytestmark = pytest.mark.extended
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("how-to/coming-from-slm-lab.md", "how-to/coming-from-alf.md")
 TRIALS = (

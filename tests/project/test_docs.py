@@ -59,7 +59,7 @@ def overrides_of(command: str) -> tuple[str, list[str]]:
     return program, [override.replace("docs/examples", str(DOCS / "examples")) for override in overrides]
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.extended]
 
 
 SHORT = {

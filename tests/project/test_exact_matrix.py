@@ -11,6 +11,8 @@ import pytest
 from exact_cases import Moment
 from exact_matrix import ENDED, TRIES, Case, by_signal, report
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:

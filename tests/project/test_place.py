@@ -22,6 +22,7 @@ from labrl.processes.startup import name_user_and_home
 from labrl.run.experiment import STUDY_FILE
 
 
+@pytest.mark.extended
 def test_processes_start_when_the_path_of_tmpdir_is_long(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 60) / ("y" * 60)
     folder.mkdir(parents=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.extended
 def test_generated_reference_is_up_to_date() -> None:
     pages = runpy.run_path(str(DOCS / "generate_reference.py"))["pages"]()
     home = DOCS / "reference"

@@ -31,7 +31,7 @@ FILES = "agent.memory.storage=mmap"
 KEEP, AT = "meta.keep_every=800", 800
 LARGER = "env.max_frame=3200"
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,7 @@ def test_experiment_of_the_present_format_with_an_older_trial_is_refused(own_fol
     assert list_runs(["--root", "e"]) == 0, "the readable trial is not listed"
 
 
+@pytest.mark.extended
 def test_run_of_format_1_is_read_by_every_command(own_folder: Path) -> None:
     run = Path(shutil.copytree(OLD, "run"))
     assert main(["+enjoy=run", "episodes=1", "videos=0"]) == 0

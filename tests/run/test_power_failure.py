@@ -19,6 +19,8 @@ from labrl.cli import main
 from labrl.run.run import Run
 from labrl.session.callbacks.callback import Callback, SessionView
 
+pytestmark = pytest.mark.extended
+
 RUN = ["agent=random", "env.num_envs=2", "env.max_frame=64", "meta.log_frequency=32", *QUIET]
 
 NOT_NEEDED = (

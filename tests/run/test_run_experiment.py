@@ -69,6 +69,7 @@ def test_simultaneous_updates_of_threads_are_all_kept(tmp_path: Path) -> None:
     assert [trial.number for trial in made.trials()] == list(range(40))
 
 
+@pytest.mark.extended
 def test_file_is_complete_after_a_kill_while_writing(tmp_path: Path) -> None:
     code = (
         "from labrl.run.experiment import Experiment as E, TrialRecord as T\n"

@@ -209,6 +209,7 @@ def test_refused_run_in_the_working_folder_does_not_delete_the_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_path_the_locale_cannot_read_has_a_hint() -> None:
     program = "import sys; from labrl.run.folder import place; place(sys.argv[1], 'hydra.run.dir')"
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}

@@ -37,6 +37,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_lock_is_held_by_another_process_until_it_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     process = holder(tmp_path)
@@ -92,6 +93,7 @@ def test_run_is_locked_while_one_of_its_sessions_is(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.extended
 def test_holder_names_the_process_without_taking_the_lock(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     assert lock.holder() is None

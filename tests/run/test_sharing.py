@@ -56,6 +56,7 @@ def front_matter(card: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(head), text
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", RUNS)
 def test_card_plays_the_same_episodes_as_the_run(name: str, runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "card"
@@ -143,6 +144,7 @@ def test_code_that_a_card_names_is_not_imported(card: Path, tmp_path: Path) -> N
     assert "evil" not in sys.modules
 
 
+@pytest.mark.extended
 def test_card_of_an_own_agent_has_no_path_of_its_author_and_says_how_to_load_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

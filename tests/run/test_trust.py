@@ -32,6 +32,8 @@ from labrl.run.run import Run
 from labrl.run.signature import SIGNATURE, Trust, cache_folder, signed, trusting
 from labrl.run.trust import KINDS, check_composed, check_experiment, check_recorded
 
+pytestmark = pytest.mark.extended
+
 QUICK = ["wandb=disabled", "meta.report=false", "meta.videos=false", "meta.progress=false"]
 CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
 SMALL = [*QUICK, "env.max_frame=512", "agent.horizon=16", "agent.batch_size=64", *CONSTANT, "seed=3"]

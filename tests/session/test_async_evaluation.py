@@ -114,6 +114,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 # An answer after 7 polls comes after a checkpoint; one after a million comes when training waits for it.
+@pytest.mark.extended
 @pytest.mark.parametrize("delay", [pytest.param(7, marks=pytest.mark.slow), 10**6])
 def test_run_does_not_depend_on_delay_of_evaluation(delay: int, loop: Run, tmp_path: Path) -> None:
     beside = Run.create(tmp_path / "run")
@@ -121,6 +122,7 @@ def test_run_does_not_depend_on_delay_of_evaluation(delay: int, loop: Run, tmp_p
     same(loop, beside)
 
 
+@pytest.mark.extended
 def test_resumed_run_neither_loses_nor_repeats_rows(loop: Run, tmp_path: Path) -> None:
     """Stop the run while no evaluation, an earlier one, one of the current frame, or both are pending."""
     beside = Run.create(tmp_path / "run")
@@ -130,6 +132,7 @@ def test_resumed_run_neither_loses_nor_repeats_rows(loop: Run, tmp_path: Path) -
     same(loop, beside)
 
 
+@pytest.mark.extended
 def test_pending_evaluations_are_made_in_the_loop_after_resume(loop: Run, tmp_path: Path) -> None:
     mixed = Run.create(tmp_path / "run")
     assert play(PPO, mixed, stop_at=256, delay=10**6).state_dict()["callbacks"]["Evaluate:0"]["queue"]
@@ -140,6 +143,7 @@ def test_pending_evaluations_are_made_in_the_loop_after_resume(loop: Run, tmp_pa
     same(loop, mixed)
 
 
+@pytest.mark.extended
 def test_evaluation_process_gives_the_same_run(loop: Run, tmp_path: Path) -> None:
     labrl.train([*PPO, "meta.async_eval=true", f"hydra.run.dir={tmp_path / 'run'}"])
     same(loop, Run.open(tmp_path / "run"))

@@ -39,6 +39,8 @@ from labrl.session.session import Session
 from labrl.session.sources import Acted, ActorProcess, WeightsFile
 from labrl.trial.trial import check
 
+pytestmark = pytest.mark.extended
+
 SMALL = [*QUIET, *REPLAY, "env.num_envs=2", "env.max_frame=240", "meta.log_frequency=60"]
 SMALL += ["agent.memory.capacity=400"]
 SMALL += ["meta/async_unroll=on", "meta.async_unroll.queue_size=3", "meta.async_unroll.update_period=4"]

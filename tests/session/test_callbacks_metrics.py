@@ -33,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 DRIVE = ["env=gymnasium", "env.id=null", "env.name=drive", "+env.make._target_=info_env.Drive"]
 PPO = [*QUIET, *DRIVE, *VECTOR, "env.num_envs=4", "env.info_keys={speed: mean}", "meta.tensorboard=true"]
 PPO += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2", "meta.eval_frequency=480"]
+PPO += ["agent.network.torso.mlp.hidden=[8]"]
 SINCE = "+callbacks.since._target_=test_callbacks_metrics.SinceTheLastRow"
 
 
@@ -73,6 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 def test_columns_of_a_callback_are_in_each_row_once(whole: Path) -> None:
     found = rows(whole / "session_0" / "train.csv")
     assert [row["since/rows"] for row in found] == [f"{number}.0" for number in range(len(found))]
@@ -84,6 +86,7 @@ def test_columns_of_a_callback_are_in_each_row_once(whole: Path) -> None:
     assert "since/rows" not in rows(whole / "session_0" / "eval.csv")[0]
 
 
+@pytest.mark.extended
 def test_killed_run_resumes_with_the_same_columns(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     overrides = [*PPO, SINCE, folder_override(folder)]
@@ -96,6 +99,7 @@ def test_killed_run_resumes_with_the_same_columns(whole: Path, tmp_path: Path) -
     assert scalars(folder / "session_0/tensorboard")[name] == scalars(whole / "session_0/tensorboard")[name]
 
 
+@pytest.mark.extended
 def test_extended_run_has_the_columns_of_a_run_with_the_larger_budget(whole: Path, tmp_path: Path) -> None:
     """The last row of the shorter budget is not a regular one, so it must not start new sums."""
     assert main([*PPO, SINCE, "env.max_frame=1288", "hydra.run.dir=short"]) == 0
@@ -152,6 +156,7 @@ class Writes(Callback):
         step.episodes.clear()
 
 
+@pytest.mark.extended
 def test_callback_cannot_change_what_it_sees(whole: Path, tmp_path: Path) -> None:
     writes = "+callbacks.writes._target_=test_callbacks_metrics.Writes"
     assert main([*PPO, SINCE, writes, "hydra.run.dir=run"]) == 0

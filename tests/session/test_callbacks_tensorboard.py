@@ -152,6 +152,7 @@ def test_hparams_of_a_trial_are_its_overrides(tmp_path: Path) -> None:
     assert ended.status == 1, "the trial is not marked as successful"
 
 
+@pytest.mark.extended
 def test_scalars_equal_the_tables_after_sigkill_and_resume(tmp_path: Path) -> None:
     overrides = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
     run = tmp_path / "run"

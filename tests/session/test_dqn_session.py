@@ -18,6 +18,8 @@ from labrl.run.run import Run
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
 
+pytestmark = pytest.mark.extended
+
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
 SMALL = ["agent.batch_size=16", "agent.updates_per_frame=0.25", "agent.target.every=40"]
 CARTPOLE = [*QUIET, *SMALL, "env=cartpole", "env.num_envs=3", "env.max_frame=600", "meta.log_frequency=150"]

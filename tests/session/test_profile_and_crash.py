@@ -17,6 +17,7 @@ from labrl.session.callbacks import Callback
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
 SMALL = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "env.num_envs=8", "env.max_frame=512"]
+SMALL += ["agent.network.torso.mlp.hidden=[8]"]
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -36,6 +37,7 @@ def training_rows(folder: str) -> list[dict[str, Any]]:
     return [{name: cell for name, cell in row.items() if name not in ("wall", "fps")} for row in rows]
 
 
+@pytest.mark.extended
 def test_profile_writes_trace_and_table_and_changes_no_training_row() -> None:
     labrl.train([*SMALL, "+meta.profile={start: 128, frames: 128}", "hydra.run.dir=runs/profiled"])
     folder = Path("runs/profiled/session_0/profile")
@@ -90,6 +92,7 @@ def test_crash_state_is_saved_only_on_request_and_not_among_checkpoints(on_crash
         assert str(session / "crash") in (session / "session.log").read_text()
 
 
+@pytest.mark.extended
 def test_result_contains_the_seconds_of_each_phase() -> None:
     session = labrl.train([*SMALL, "hydra.run.dir=one"]).sessions[0]
     assert set(session.phases) == {"act", "env", "learn", "callbacks"}

@@ -83,6 +83,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     return lambda overrides: run_once(*overrides)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
 def test_repeated_session_is_equal_bit_for_bit(
     overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
@@ -94,6 +95,7 @@ def test_repeated_session_is_equal_bit_for_bit(
     assert len(rows(folder)) >= 2
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
 def test_resumed_session_equals_an_uninterrupted_one(
     overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
@@ -112,6 +114,7 @@ def test_resumed_session_equals_an_uninterrupted_one(
     assert rows(tmp_path / "resumed") == after
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("overrides", [CARTPOLE, PONG], ids=["cartpole", "pong"])
 def test_evaluation_does_not_change_training(
     overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
@@ -124,6 +127,7 @@ def test_evaluation_does_not_change_training(
     assert (row["source"], row["episodes"]) == ("evaluation", "2")
 
 
+@pytest.mark.extended
 def test_observing_a_session_does_not_change_training(tmp_path: Path) -> None:
     """Switch panel, TensorBoard, evaluation, recording, profile and extra checkpoints on or all off."""
     off = ["meta.progress=false", "meta.tensorboard=false", "meta.record_episodes=none", "meta.videos=false"]
@@ -135,6 +139,7 @@ def test_observing_a_session_does_not_change_training(tmp_path: Path) -> None:
     assert rows(tmp_path / "off") == rows(tmp_path / "on")
 
 
+@pytest.mark.extended
 def test_returns_are_sums_of_raw_rewards(tmp_path: Path) -> None:
     """The learner gets signs of rewards, -200 for an episode of Pendulum; the raw return is lower."""
     sign = "+transforms.reward._target_=labrl.agents.transforms.SignReward"
@@ -142,6 +147,7 @@ def test_returns_are_sums_of_raw_rewards(tmp_path: Path) -> None:
     assert session.episodes.statistics()["return_mean"] < -300
 
 
+@pytest.mark.extended
 def test_budget_not_divisible_by_num_envs_ends_with_a_last_row(tmp_path: Path) -> None:
     session = run(config_of([*CARTPOLE, "env.max_frame=1001"]), tmp_path / "run")
     assert session.clock.frame == 1008
@@ -159,12 +165,14 @@ def test_sessions_of_a_trial_have_different_seeds(tmp_path: Path) -> None:
         session.close()
 
 
+@pytest.mark.extended
 def test_timers_cover_each_part_of_the_loop(tmp_path: Path) -> None:
     session = run(config_of(CARTPOLE), tmp_path / "run")
     assert set(session.timers.seconds) == {"act", "env", "learn", "callbacks"}
     assert 0 < sum(session.timers.seconds.values()) <= session.clock.wall * 1.01
 
 
+@pytest.mark.extended
 def test_failing_callback_does_not_keep_others_from_finishing(tmp_path: Path) -> None:
     finished = []
 
@@ -194,6 +202,7 @@ def test_session_that_cannot_be_built_leaves_no_environment_process(tmp_path: Pa
     assert set(multiprocessing.active_children()) == before
 
 
+@pytest.mark.extended
 def test_interrupted_last_evaluation_is_repeated_by_a_resume(tmp_path: Path) -> None:
     """A session interrupted after its last frame counts as interrupted, because its last row is missing."""
 
@@ -244,6 +253,7 @@ class GivesUp(Callback):
         return {"seen": list(self.seen)}
 
 
+@pytest.mark.extended
 def test_callback_cannot_change_its_session_but_can_end_it(tmp_path: Path) -> None:
     session = Session(config_of(CARTPOLE), 0, Run.create(tmp_path / "run").session(0), 1)
     session.callbacks.insert(0, GivesUp())
@@ -253,6 +263,7 @@ def test_callback_cannot_change_its_session_but_can_end_it(tmp_path: Path) -> No
     assert [int(row["frame"]) for row in rows(tmp_path / "run")] == [304, 600]
 
 
+@pytest.mark.extended
 def test_last_checkpoint_omits_the_callback_step_caused_only_by_the_end(
     tmp_path: Path,
 ) -> None:

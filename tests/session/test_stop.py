@@ -24,7 +24,7 @@ from labrl.run.find import load_run
 from labrl.run.run import Run
 
 SMALL = [*QUIET, "env=cartpole", "env.max_frame=2000", "meta.log_frequency=280", "meta.eval_frequency=240"]
-SMALL += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"]
+SMALL += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2", "agent.network.torso.mlp.hidden=[8]"]
 SMALL += ["meta.episode_window=3"]  # short, so that the mean return fluctuates
 SMALL += ["agent.lr.horizon=2000", "agent.clip_range.horizon=2000"]
 LOW = 12.0
@@ -64,6 +64,7 @@ def test_session_stopped_at_a_return_is_finished_and_records_the_reason(
     assert json.loads(Path("run/session_0/progress.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("limit", [f"meta.stop_at_return={LOW}", "meta.patience=1"])
 def test_session_resumed_without_the_limit_equals_an_uninterrupted_one(
     limit: str, uninterrupted: Path
@@ -75,6 +76,7 @@ def test_session_resumed_without_the_limit_equals_an_uninterrupted_one(
     assert result("run")["stop"] is None
 
 
+@pytest.mark.extended
 def test_larger_patience_of_a_resume_counts_earlier_evaluations(uninterrupted: Path) -> None:
     returns = [float(row["return_mean"]) for row in rows(uninterrupted / "session_0" / "eval.csv")]
     since_best = [index - returns.index(max(returns[: index + 1])) for index in range(len(returns))]
@@ -87,6 +89,7 @@ def test_larger_patience_of_a_resume_counts_earlier_evaluations(uninterrupted: P
     assert result("at_once")["stop"]["value"] == 2
 
 
+@pytest.mark.extended
 def test_resume_with_a_limit_already_reached_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -100,6 +103,7 @@ def test_resume_with_a_limit_already_reached_is_refused(
     assert result("run")["frame"] >= 600
 
 
+@pytest.mark.extended
 def test_patience_ignores_the_last_evaluation_of_a_smaller_budget() -> None:
     """A resume removes the evaluation that took place only because the smaller budget ended."""
     assert main([*SMALL, "meta.patience=2", "hydra.run.dir=long"]) == 0
@@ -119,6 +123,7 @@ def test_each_session_of_a_trial_stops_independently() -> None:
     assert trial.exit_code == 0
 
 
+@pytest.mark.extended
 def test_asynchronous_evaluation_stops_the_session() -> None:
     beside = ["meta.rigorous_eval=2", "meta.async_eval=true", f"meta.stop_at_return={LOW - 4}"]
     assert main([*SMALL, *beside, "env.max_frame=20000", "hydra.run.dir=run"]) == 0
@@ -131,6 +136,7 @@ def test_asynchronous_evaluation_stops_the_session() -> None:
     assert frames[-1] >= session["frame"] + 400
 
 
+@pytest.mark.extended
 def test_all_ranks_of_torchrun_stop_together(tmp_path: Path, uninterrupted: Path) -> None:
     limit = [*SMALL, "meta.num_cpus=2", f"meta.stop_at_return={LOW}", f"hydra.run.dir={tmp_path / 'run'}"]
     ended = run_ranks(*limit)
@@ -181,6 +187,7 @@ def test_wrong_limit_is_refused_with_its_key(override: str) -> None:
     assert refused.value.key == override.partition("=")[0]
 
 
+@pytest.mark.extended
 def test_commands_of_the_guide_stop_and_resume_as_described(capsys: pytest.CaptureFixture[str]) -> None:
     """Run the commands with a return that any policy reaches, and a small budget."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "stop-early.md").read_text()

@@ -59,6 +59,7 @@ def trained(folder: Path, more: Sequence[str] = ()) -> labrl.TrialResult:
     return labrl.train([*RUN, *more, f"hydra.run.dir={folder}"])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("sessions", [1, 2])
 def test_files_are_completed_when_the_disk_returns(
     sessions: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -83,6 +84,7 @@ def test_files_are_completed_when_the_disk_returns(
         assert len(list((tmp_path / "cut" / f"session_{index}" / "tensorboard").iterdir())) == 1
 
 
+@pytest.mark.extended
 def test_incomplete_files_at_the_end_are_a_failure_with_the_first_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

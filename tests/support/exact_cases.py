@@ -104,9 +104,24 @@ ALIKE = {"c51", "ddpg", "double_dqn", "dueling_dqn", "qr_dqn", "rainbow_lite", "
 """Agents made of parts that other agents use too, so only `make exact` and `make learn` test them."""
 
 
-def small(agent: str, task: str) -> list[str]:
-    """Return the overrides of a run of a few seconds whose schedules do not depend on its budget."""
-    return list(_small(agent, task))
+def small(agent: str, task: str, narrow: bool = True) -> list[str]:
+    """Return the overrides of a run of a few seconds whose schedules do not depend on its budget.
+
+    narrow: whether the layers of its networks have 8 units instead of those of the agent's configuration.
+    """
+    overrides = _small(agent, task)
+    return [*overrides, *narrowing(overrides)] if narrow else list(overrides)
+
+
+def narrowing(overrides: list[str]) -> list[str]:
+    """Return overrides that set every hidden layer of the agent's networks to 8 units."""
+    network = OmegaConf.to_container(compose(overrides).agent, resolve=False).get("network")
+    heads = ("hidden", "head", "action_head", "policy_head", "value_head")
+    sizes: dict[str, Any] = {**{head: [8] for head in heads}, "hidden_size": 8, "features": 8}
+    layers = {
+        key: sizes.get(key.rpartition(".")[2]) for key, size in _leaves(network, "agent.network") if size
+    }
+    return [f"{key}={size}" for key, size in layers.items() if size]
 
 
 @functools.cache

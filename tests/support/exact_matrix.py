@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts: Counter[str] = Counter()
     for agent in given.agents:
         for task in given.tasks:
-            overrides = [*small(agent, task), *edits]
+            overrides = [*small(agent, task, narrow=False), *edits]
             if not applies(overrides):
                 print(f"{agent:<13} {task:<9} does not apply", flush=True)
                 continue

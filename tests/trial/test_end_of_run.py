@@ -99,6 +99,7 @@ def hanging(folder: Path, *overrides: str) -> Iterator[Command]:
         os.close(leader)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("overrides", [["meta.videos=false"], LAMPS], ids=["report", "videos"])
 def test_sigterm_after_training_has_the_same_exit_code(tmp_path: Path, overrides: list[str]) -> None:
     with hanging(tmp_path, *overrides) as command:
@@ -107,6 +108,7 @@ def test_sigterm_after_training_has_the_same_exit_code(tmp_path: Path, overrides
     assert Run.open(tmp_path / "run").recorded_status == "finished"
 
 
+@pytest.mark.extended
 @pytest.mark.report
 @pytest.mark.usefixtures("own_folder")
 def test_resume_makes_the_report_during_which_a_command_was_killed(tmp_path: Path) -> None:

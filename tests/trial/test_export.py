@@ -25,6 +25,8 @@ from labrl.cli import export_policy
 from labrl.errors import InputError, install_command
 from labrl.trial.export import TOLERANCE, export
 
+pytestmark = pytest.mark.extended
+
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "export.md").read_text()
 
 RUNS: dict[str, tuple[str, str, list[str]]] = {

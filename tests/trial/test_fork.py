@@ -49,7 +49,7 @@ CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
 ONE_PROCESS = "hydra/launcher=basic"
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")

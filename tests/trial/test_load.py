@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from exact_cases import QUIET, small
+from recorded import recorded
 from refusals import refused
 
 import labrl
@@ -36,8 +37,7 @@ class Own(nn.Module):
 """
 
 RUNS = {
-    "ppo": [*small("ppo", "cartpole"), "meta.keep_last=3", "meta.max_session=2"],
-    "dqn": small("dqn", "taxi"),  # action masks and discrete observations
+    "dqn": [*small("dqn", "taxi"), "env.max_episode_steps=20"],  # action masks and discrete observations
     "sac": [*small("sac", "pendulum"), "transforms/observation=normalize"],
     "recurrent": small("recurrent_ppo", "cartpole"),
     "inputs": small("ppo", "lamp"),
@@ -46,14 +46,16 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that holds one finished run for each of RUNS."""
+    """Return the folder that holds the recorded run, as `ppo`, and one finished run for each of RUNS."""
     path = tmp_path_factory.mktemp("runs") / "runs"
+    shutil.copytree(recorded("run"), path / "ppo")
     for name, overrides in RUNS.items():
-        short = [] if name == "ppo" else ["env.max_frame=600"]
+        short = ["env.max_frame=240", "meta.log_frequency=120", "meta.eval_frequency=120"]
         assert labrl.train([*overrides, *short, f"hydra.run.dir={path / name}"]).exit_code == 0
     return path
 
 
+@pytest.mark.extended
 def test_evaluation_equals_the_episodes_that_enjoy_plays(folder: Path) -> None:
     run = folder / "ppo"
     assert main([f"+enjoy={run}", "episodes=3", "videos=0", "session=1", "seed=4"]) == 0
@@ -66,7 +68,7 @@ def test_evaluation_equals_the_episodes_that_enjoy_plays(folder: Path) -> None:
     assert evaluation.return_mean == pytest.approx(evaluation.returns.mean())
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["ppo", *RUNS])
 def test_policy_acts_in_the_environment_of_its_run(name: str, folder: Path) -> None:
     policy = labrl.load(folder / name, checkpoint="latest")
     env = policy.env()
@@ -143,6 +145,7 @@ def test_recurrent_state_is_carried_until_it_is_reset(folder: Path) -> None:
     assert error.value.key == "observation"
 
 
+@pytest.mark.extended
 def test_moved_run_with_a_user_network_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_load_network.py").write_text(OWN_NETWORK)
@@ -171,6 +174,7 @@ def test_run_older_than_a_configuration_key_can_be_loaded(folder: Path, tmp_path
     assert labrl.load(tmp_path / "old").config["meta"]["patience"] is None
 
 
+@pytest.mark.extended
 def test_loading_imports_nothing_heavy(folder: Path) -> None:
     code = (
         "import sys, labrl; policy = labrl.load(sys.argv[1], session=None); "
@@ -187,8 +191,8 @@ def test_loading_imports_nothing_heavy(folder: Path) -> None:
 
 def test_checkpoint_and_session_can_be_chosen(folder: Path) -> None:
     run = folder / "ppo"
-    assert labrl.load(run, checkpoint="latest").frame == 2400
-    assert labrl.load(run, checkpoint=2200).frame == 2200
+    assert labrl.load(run, checkpoint="latest").frame == 256
+    assert labrl.load(run, checkpoint=192).frame == 192
     assert labrl.load(run, session=1).seed != labrl.load(run, session=0).seed
     assert labrl.load(labrl.runs(folder)[0]).folder.name == "ppo"
 
@@ -209,6 +213,7 @@ def test_missing_checkpoint_or_session_is_refused(
     assert (error.value.code, error.value.key) == (code, key)
 
 
+@pytest.mark.extended
 def test_error_for_a_missing_best_checkpoint_says_how_to_take_the_latest_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,7 +331,7 @@ def test_tables_hold_the_rows_of_all_sessions(folder: Path) -> None:
 
 
 def test_runs_are_found_by_folder_pattern_and_filter(folder: Path) -> None:
-    assert {run.name for run in labrl.runs(folder)} == set(RUNS)
+    assert {run.name for run in labrl.runs(folder)} == {"ppo", *RUNS}
     assert [run.name for run in labrl.runs(folder / "sa*")] == ["sac"]
     assert [run.name for run in labrl.runs([folder / "sac", folder / "dqn"])] == ["sac", "dqn"]
     assert {run.name for run in labrl.runs(folder, "agent=*ppo")} == {"ppo", "recurrent", "inputs"}
@@ -335,6 +340,7 @@ def test_runs_are_found_by_folder_pattern_and_filter(folder: Path) -> None:
             labrl.runs(place, *filters)
 
 
+@pytest.mark.extended
 def test_examples_of_the_page_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

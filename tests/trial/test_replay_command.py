@@ -44,6 +44,7 @@ def video_size(path: Path) -> tuple[int, int, int]:
         return sum(1 for _ in video.decode(stream)), stream.height, stream.width
 
 
+@pytest.mark.extended
 def test_playback_makes_a_video_of_each_recorded_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_video_of_an_atari_game_is_in_color(tmp_path: Path) -> None:
     assert red - blue > 40
 
 
+@pytest.mark.extended
 @pytest.mark.uses_videos
 def test_trial_ends_with_videos_unless_videos_is_false(tmp_path: Path) -> None:
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
@@ -81,6 +83,7 @@ def test_trial_ends_with_videos_unless_videos_is_false(tmp_path: Path) -> None:
     assert not (tmp_path / "without" / "session_0" / "videos").exists()
 
 
+@pytest.mark.extended
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("command", ["report", "resume", "unrecorded", "experiment"])
 def test_videos_missing_after_a_kill_are_made_later(
@@ -127,6 +130,7 @@ def test_videos_missing_after_a_kill_are_made_later(
     )
 
 
+@pytest.mark.extended
 @pytest.mark.uses_videos
 def test_trial_succeeds_with_a_message_when_rendering_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -241,6 +245,7 @@ def test_playback_checks_the_episode_with_and_without_images(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_ctrl_c_during_rendering_leaves_a_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +283,7 @@ def test_failed_video_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.extended
 def test_missing_episode_session_or_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

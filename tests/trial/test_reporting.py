@@ -34,6 +34,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.extended
 @pytest.mark.report
 def test_trial_ends_with_a_report_and_a_list_of_changed_values() -> None:
     result = labrl.train([*QUICK, "env.max_frame=512"])
@@ -70,6 +71,7 @@ def test_experiment_makes_a_report_if_a_trial_wants_one(
     assert "report: " in capsys.readouterr().out
 
 
+@pytest.mark.extended
 @pytest.mark.report
 def test_terminal_shows_the_verdict_of_the_report_of_an_experiment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -108,6 +110,7 @@ class Process:
         assert self.killed
 
 
+@pytest.mark.extended
 @pytest.mark.report
 @pytest.mark.parametrize(
     ("process", "reason"),
@@ -226,6 +229,7 @@ def test_wrong_argument_is_refused_by_its_name(
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_report_is_written_under_a_locale_without_utf8(tmp_path: Path) -> None:
     """Regression test: non-ASCII text in a configuration or a folder's name caused a UnicodeDecodeError."""
     path = write_run(tmp_path / "größe", [rising(10)], config=config_with(env__name="Grüße → ±"))
@@ -250,6 +254,7 @@ def test_report_is_written_under_a_locale_without_utf8(tmp_path: Path) -> None:
         assert "größe" in page
 
 
+@pytest.mark.extended
 def test_labrl_report_help_imports_no_large_package() -> None:
     program = (
         "import sys\n"

@@ -24,7 +24,7 @@ QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.pr
 QUICK += ["meta.tensorboard=false"]
 
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.extended]
 
 
 @pytest.fixture

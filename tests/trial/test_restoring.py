@@ -82,6 +82,7 @@ SOURCES = {"agent/offline=run", "agent/offline=minari"}
 """Options that need a run or a dataset, which are tested in test_offline.py."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("option", sorted(OPTIONS.difference(SOURCES, *map(default_options, AGENTS))))
 def test_every_part_that_is_no_default_resumes_exactly(option: str, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, *fitting(option)) == []

@@ -46,6 +46,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 def test_killed_run_resumes_exactly(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "killed"
     overrides = [*PPO, TENSORBOARD, folder_override(folder)]
@@ -68,6 +69,7 @@ class MovesTheRun(Callback):
             Path("runs/here").rename("runs/there")
 
 
+@pytest.mark.extended
 def test_run_folder_moved_while_training_can_be_resumed(
     uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +83,7 @@ def test_run_folder_moved_while_training_can_be_resumed(
     assert differences(uninterrupted, Path("runs/there")) == []
 
 
+@pytest.mark.extended
 def test_terminated_run_prints_the_command_that_resumes_it(
     uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +96,7 @@ def test_terminated_run_prints_the_command_that_resumes_it(
     assert differences(uninterrupted, folder) == []
 
 
+@pytest.mark.extended
 def test_extended_run_equals_a_run_that_started_with_the_larger_budget(
     uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -113,6 +117,7 @@ class FailsAtTheEnd(Callback):
         raise RuntimeError("after the last checkpoint, before the last row")
 
 
+@pytest.mark.extended
 def test_run_that_fails_between_its_last_checkpoint_and_its_last_rows_is_completed(
     uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -135,6 +140,7 @@ class StopsAtTheEnd(FailsAtTheEnd):
         signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.extended
 def test_last_evaluation_is_made_by_a_resume_if_a_signal_has_stopped_it() -> None:
     overrides = [*PPO, "env.max_frame=1288", "meta.rigorous_eval=1"]
     stops = "+callbacks.stops._target_=test_resume.StopsAtTheEnd"
@@ -145,6 +151,7 @@ def test_last_evaluation_is_made_by_a_resume_if_a_signal_has_stopped_it() -> Non
     assert differences(Path("whole"), Path("run")) == []
 
 
+@pytest.mark.extended
 def test_extended_run_drops_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
     """With this seed the return at frame 2,000, the first end, is above those at multiples of 900."""
     overrides = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]
@@ -183,6 +190,7 @@ FALLING = [
 """Overrides of a run whose learning rate and clip range fall to 0 at the end of its budget."""
 
 
+@pytest.mark.extended
 def test_run_resumes_with_the_edited_config_yaml(tmp_path: Path) -> None:
     """Edit the file, as users of SLM Lab do."""
     assert main([*FALLING, *CONSTANT, "env.max_frame=256", "hydra.run.dir=short"]) == 0
@@ -193,6 +201,7 @@ def test_run_resumes_with_the_edited_config_yaml(tmp_path: Path) -> None:
     assert differences(Path("short"), Path("long")) == []
 
 
+@pytest.mark.extended
 def test_extension_that_would_learn_nothing_is_refused_with_values_to_train_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +219,7 @@ def test_extension_that_would_learn_nothing_is_refused_with_values_to_train_on(
     assert float(rows(Path("short/session_0/train.csv"))[-1]["lr"]) > 0
 
 
+@pytest.mark.extended
 def test_schedule_that_starts_in_its_middle_is_announced_with_one_that_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +250,7 @@ def test_schedule_that_starts_in_its_middle_is_announced_with_one_that_continues
         assert float(proposed) == pytest.approx(rate, rel=0.01), run
 
 
+@pytest.mark.extended
 def test_changed_coefficient_holds_from_the_checkpoint_on_and_a_rerun_repeats_it(tmp_path: Path) -> None:
     fixed = [*FALLING, "agent.lr=1e-3", "agent.entropy_coef=0.01", "meta.log_frequency=64"]
     assert main([*fixed, "agent.clip_range=0.2", "env.max_frame=256", "hydra.run.dir=run"]) == 0
@@ -268,6 +279,7 @@ def test_changed_coefficient_holds_from_the_checkpoint_on_and_a_rerun_repeats_it
     assert main(["+rerun=run", "hydra.run.dir=again"]) == 0
 
 
+@pytest.mark.extended
 def test_run_interrupted_several_times_resumes_exactly(uninterrupted: Path, tmp_path: Path) -> None:
     """Use budgets instead of signals: each ends the run with a checkpoint between two regular ones."""
     assert main([*PPO, "env.max_frame=200", "hydra.run.dir=run"]) == 0
@@ -278,6 +290,7 @@ def test_run_interrupted_several_times_resumes_exactly(uninterrupted: Path, tmp_
     assert [entry["frames"] for entry in resumes] == [{"0": 200}, {"0": 456}, {"0": 800}, {"0": 1304}]
 
 
+@pytest.mark.extended
 def test_run_killed_before_its_first_checkpoint_starts_again(uninterrupted: Path) -> None:
     """Such a kill leaves the configuration and perhaps rows, but no state."""
     assert main([*PPO, TENSORBOARD, "env.max_frame=400", "hydra.run.dir=run"]) == 0
@@ -292,6 +305,7 @@ def test_run_killed_before_its_first_checkpoint_starts_again(uninterrupted: Path
     assert board(Path("run")) == board(uninterrupted)
 
 
+@pytest.mark.extended
 def test_damaged_checkpoint_is_skipped_and_the_frame_reported(
     uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +323,7 @@ def test_damaged_checkpoint_is_skipped_and_the_frame_reported(
     assert entry["frames"] == {"0": before}
 
 
+@pytest.mark.extended
 def test_change_of_frequencies_does_not_change_what_is_learned(uninterrupted: Path) -> None:
     assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
     edits = ["env.max_frame=2400", "meta.log_frequency=400", "meta.rigorous_eval=1", "meta.keep_last=1"]
@@ -319,6 +334,7 @@ def test_change_of_frequencies_does_not_change_what_is_learned(uninterrupted: Pa
     assert frames == ["200", "400", "600", "800", "1000", "1200", "1600", "2000", "2400"]
 
 
+@pytest.mark.extended
 def test_memory_mapped_buffer_keeps_its_checkpoint_frequency(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -347,6 +363,7 @@ class Dice(gymnasium.Env):
 """
 
 
+@pytest.mark.extended
 def test_nondeterministic_environment_resumes_with_new_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

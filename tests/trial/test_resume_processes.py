@@ -22,6 +22,8 @@ from labrl.run.run import Run
 from labrl.seeding import session_seed
 from labrl.session.run import run as run_session
 
+pytestmark = pytest.mark.extended
+
 QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false", "seed=1"]
 QUICK += ["meta.report=false", "meta.videos=false"]
 

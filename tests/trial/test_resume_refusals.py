@@ -166,6 +166,7 @@ def test_forced_resume_is_recorded_in_the_run_folder(finished: Path) -> None:
 
 
 LEARNED = ["agent=dqn", "env=cartpole", "env.max_frame=300", "agent.learning_starts=100", "agent.lr=1e-3"]
+LEARNED += ["agent.network.torso.mlp.hidden=[8]"]
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +180,7 @@ def learned(learned_once: Path) -> Path:
     return copy_of(learned_once)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -254,7 +256,7 @@ def test_enjoy_refuses_a_checkpoint_that_does_not_fit(
     learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = learned / "config.yaml"
-    config.write_text(config.read_text().replace("- 256", "- 32"))
+    config.write_text(config.read_text().replace("- 8\n", "- 16\n"))
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 2
     stderr = capsys.readouterr().err
     assert re.search(r"checkpoints/\w+", stderr)

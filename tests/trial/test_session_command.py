@@ -19,6 +19,8 @@ from labrl.run.run import Run
 from labrl.trial.composed import Composed
 from labrl.trial.start import carry_out, plan_new
 
+pytestmark = pytest.mark.extended
+
 QUICK = ["env=cartpole", "agent=ppo", "env.max_frame=256", "env.num_envs=2", "agent.horizon=32", "seed=1"]
 QUICK += ["agent.batch_size=32", "meta.tensorboard=false", "wandb=disabled"]
 CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]

@@ -21,6 +21,8 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 
+pytestmark = pytest.mark.extended
+
 SOURCES = {
     "ppo": [*small("ppo", "cartpole"), "meta.max_session=2"],
     "dqn": small("dqn", "cartpole"),

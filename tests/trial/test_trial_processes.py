@@ -29,6 +29,7 @@ def statuses(folder: Path) -> list[str]:
     return [session["status"] for session in json.loads((folder / "run.json").read_text())["sessions"]]
 
 
+@pytest.mark.extended
 @needs_proc
 def test_killed_session_is_named_and_does_not_stop_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -47,6 +48,7 @@ def test_killed_session_is_named_and_does_not_stop_the_other(tmp_path: Path) -> 
     assert killed["frame"] > 0, "the frame that the killed session had reached is lost"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("number", "to_all", "code"),
     [
@@ -76,6 +78,7 @@ def saved(session: Path) -> list[str]:
     return sorted(path.parent.name for path in session.glob("checkpoints/frame_*/manifest.json"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("to_all", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_sigusr2_saves_a_checkpoint_of_each_session_and_training_goes_on(
     to_all: bool, tmp_path: Path
@@ -96,6 +99,7 @@ def test_sigusr2_saves_a_checkpoint_of_each_session_and_training_goes_on(
     assert all(len(saved(folder / f"session_{index}")) == 2 for index in (0, 1))
 
 
+@pytest.mark.extended
 def test_sigusr2_before_the_first_step_does_not_end_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with running(folder, *ENDLESS) as process:
@@ -130,6 +134,7 @@ def test_checkpoint_on_sigusr2_changes_no_row_and_can_be_continued(
             "agent.horizon=16",
             "agent.batch_size=16",
             "agent.epochs=1",
+            "agent.network.torso.mlp.hidden=[8]",
             "seed=1",
         ),
         *("env.max_frame=128", "meta.log_frequency=64", "meta.keep_last=9", "meta.tensorboard=false"),
@@ -144,6 +149,7 @@ def test_checkpoint_on_sigusr2_changes_no_row_and_can_be_continued(
     assert [place for place in differences(plain, forked) if "callbacks" not in place] == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "number",
     [
@@ -167,6 +173,7 @@ def test_environment_workers_survive_a_signal_until_the_session_has_saved(
     assert list((folder / "session_0" / "checkpoints").glob("frame_*"))
 
 
+@pytest.mark.extended
 def test_ctrl_c_while_sessions_start_interrupts_without_a_traceback(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with running(folder, *ENDLESS, "meta.max_session=2") as process:
@@ -181,6 +188,7 @@ def test_ctrl_c_while_sessions_start_interrupts_without_a_traceback(tmp_path: Pa
     assert statuses(folder) == ["interrupted", "interrupted"]
 
 
+@pytest.mark.extended
 @needs_proc
 def test_killed_fork_server_ends_the_trial_with_a_message_and_leaves_a_folder_to_resume(
     tmp_path: Path,
@@ -201,6 +209,7 @@ def test_killed_fork_server_ends_the_trial_with_a_message_and_leaves_a_folder_to
     assert main([f"+resume={folder}", "env.max_frame=8", "+force=true"]) == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -232,6 +241,7 @@ def test_signal_before_the_first_step_prints_how_to_resume(
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
 
+@pytest.mark.extended
 def test_signal_after_the_end_of_a_session_is_ignored(tmp_path: Path) -> None:
     """Regression test: a trial of two finished sessions was called resumable, and its resume refused."""
     (tmp_path / "late_signal.py").write_text(
@@ -256,6 +266,7 @@ def test_signal_after_the_end_of_a_session_is_ignored(tmp_path: Path) -> None:
     assert statuses(folder) == ["finished", "finished"]
 
 
+@pytest.mark.extended
 def test_training_continues_when_its_output_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with running(
