@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 import shlex
@@ -16,6 +18,9 @@ from typing import Any
 HERE = "times"
 
 REPEATS = 3
+
+PR_SET_CHILD_SUBREAPER = 36
+"""Constant of Linux's prctl."""
 
 FIRST_ROW = "to the row of frame 8: "
 """Before a command that is killed once it has written its first row."""
@@ -37,13 +42,13 @@ COMMANDS = (
 
 
 def take(before: Any) -> dict[str, Any]:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # to wait for the children of ended children
     seconds: dict[str, list[tuple[float, float]]] = {command: [] for command in COMMANDS}
     load = os.getloadavg()[0]
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory(prefix="labrl-records-") as folder:
             for command in COMMANDS:
                 seconds[command].append(measured(command, Path(folder)))
-                print(f"{command}: {seconds[command][-1]}", file=sys.stderr, flush=True)
     where = f"{processor()}, {os.cpu_count()} cores, {load:.1f} other processes at the beginning"
     medians = {
         command: [round(statistics.median(column), 2) for column in zip(*both, strict=True)]
@@ -77,8 +82,15 @@ def measured(command: str, folder: Path) -> tuple[float, float]:
                 os.killpg(child, signal.SIGKILL)
                 break
             time.sleep(0.005)
-    _, _, used = os.wait4(child, 0)
-    return round(time.monotonic() - began, 2), round(used.ru_utime + used.ru_stime, 2)
+    _, status, used = os.wait4(child, 0)
+    wall, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
+    with contextlib.suppress(ChildProcessError):
+        while True:  # what the command started and did not wait for
+            _, _, used = os.wait4(-1, 0)
+            cpu += used.ru_utime + used.ru_stime
+    code = os.waitstatus_to_exitcode(status)
+    print(f"{command}: {wall:.2f} s, {cpu:.2f} CPU s, exit code {code}", file=sys.stderr, flush=True)
+    return wall, cpu
 
 
 def differences(old: Any, new: Any) -> list[str]:
