@@ -25,20 +25,20 @@ PR_SET_CHILD_SUBREAPER = 36
 FIRST_ROW = "to the row of frame 8: "
 """Before a command that is killed once it has written its first row."""
 
-COMMANDS = (
-    "labrl --help",
-    "labrl agent.lrr=1",
-    "labrl-envs pong",
-    f"{FIRST_ROW}labrl seed=7 meta.log_frequency=8 hydra.run.dir=killed",
-    "labrl seed=7",
-    "labrl seed=7 env.max_frame=2e4",
-    "labrl +resume=latest env.max_frame=3e4",
-    "labrl +enjoy=latest episodes=3",
-    "labrl-report latest",
-    "labrl -m seed=0,1 env.max_frame=2e4",
-    "labrl-runs",
-)
-"""Commands that run one after the other in one folder."""
+COMMANDS = {
+    "labrl --help": 0,
+    "labrl agent.lrr=1": 2,
+    "labrl-envs pong": 0,
+    f"{FIRST_ROW}labrl seed=7 meta.log_frequency=8 hydra.run.dir=killed": -signal.SIGKILL,
+    "labrl seed=7": 0,
+    "labrl seed=7 env.max_frame=2e4 meta.max_opt_step=640": 0,
+    "labrl +resume=latest meta.max_opt_step=null": 0,
+    "labrl +enjoy=latest episodes=3": 0,
+    "labrl-report latest": 0,
+    "labrl -m seed=0,1 env.max_frame=2e4": 0,
+    "labrl-runs": 0,
+}
+"""Commands that run one after the other in one folder, with their exit codes."""
 
 
 def take(before: Any) -> dict[str, Any]:
@@ -72,6 +72,8 @@ def measured(command: str, folder: Path) -> tuple[float, float]:
     if child == 0:
         os.setsid()
         os.chdir(folder)
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # of records.py, not of users
+            os.environ.pop(name, None)
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         os.execv(path, [path, *arguments])
@@ -89,7 +91,8 @@ def measured(command: str, folder: Path) -> tuple[float, float]:
             _, _, used = os.wait4(-1, 0)
             cpu += used.ru_utime + used.ru_stime
     code = os.waitstatus_to_exitcode(status)
-    print(f"{command}: {wall:.2f} s, {cpu:.2f} CPU s, exit code {code}", file=sys.stderr, flush=True)
+    print(f"{command}: {wall:.2f} s, {cpu:.2f} CPU s", file=sys.stderr, flush=True)
+    assert code == COMMANDS[command], f"{command} ended with {code}"
     return wall, cpu
 
 
