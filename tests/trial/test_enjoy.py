@@ -31,7 +31,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that holds the recorded run, as `ppo_cartpole`, and a finished run for each of RUNS."""
+    """Return the folder of the recorded run, as `ppo_cartpole`, and of a finished run for each of RUNS."""
     path = tmp_path_factory.mktemp("runs") / "runs"
     shutil.copytree(recorded("run"), path / "ppo_cartpole")
     for name, overrides in RUNS.items():
