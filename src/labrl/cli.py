@@ -14,9 +14,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, LabrlError
 from labrl.processes.output import full_error, print_error, steady_output
 from labrl.processes.signals import Stopped, signals_raise
 from labrl.processes.startup import check_here
@@ -215,7 +215,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", help="run folder, or latest")
     form = "format of the file: an ONNX model (default), or a torch.export program"
-    parser.add_argument("--format", metavar="onnx|torch", help=form)
+    parser.add_argument("--format", default="onnx", metavar="onnx|torch", help=form)
     session = "index of the session; by default the best session"
     parser.add_argument("--session", type=int, metavar="N", help=session)
     _add_trust(parser)
@@ -225,28 +225,11 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     head.add_argument("--sampled", action="store_true", help="export actions sampled from the policy")
     out = "file to write; by default a file in exports/ in the run folder"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    card = "write a folder for the Hugging Face Hub instead, with the weights and a page that shows the "
-    card += "learning curve and a table"
-    parser.add_argument("--card", type=Path, metavar="FOLDER", help=card)
-    licence = "license of a card's weights, such as mit (default: other)"
-    parser.add_argument("--license", metavar="NAME", help=licence)
 
     def command(args: Namespace) -> int:
-        foreign = ("format", "sampled", "greedy", "out") if args.card else ("license",)
-        why = f"is {'not ' if args.card else ''}an option of --card"
-        for flag in (flag for flag in foreign if vars(args)[flag]):
-            raise InputError.usage(f"--{flag}", why, "Leave it out" if args.card else "Add --card <folder>")
-        if args.card:
-            from labrl.trial.card import write_card
-
-            folder = args.card.expanduser()
-            page = write_card(args.run, folder, args.session, args.checkpoint, args.license or "other")
-            print(f"{os.path.relpath(page)}\nto upload it: hf upload <user>/{folder.name} {folder}")
-            return DONE
         from labrl.trial.export import describe, export
 
-        form: Any = args.format or "onnx"
-        path, facts = export(args.run, form, args.session, args.checkpoint, args.sampled, args.out)
+        path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
         print(f"{os.path.relpath(path)}: {describe(facts)}")
         return DONE
 

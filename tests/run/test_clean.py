@@ -147,9 +147,7 @@ def test_clean_removes_buffers_old_checkpoints_and_other_videos_than_the_best_an
     )
     assert all(path.startswith(kinds) for path in removed)
     assert not has_files_in(dqn, "session_0/replay", "session_0/checkpoints/*/replay")
-    assert [path.name for path in dqn.rglob("*.mp4")] == ["best.mp4"], (
-        "a card of labrl-export shows this video"
-    )
+    assert [path.name for path in dqn.rglob("*.mp4")] == ["best.mp4"]
     assert all(any(path.startswith(one) for one in removed_files(dqn)) for path in removed)
     changed = {path for path in after if before.get(path) != after[path]}
     assert changed == {dqn / MARKER}

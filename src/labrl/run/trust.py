@@ -24,7 +24,6 @@ from labrl.component import TargetError, load_target
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
-from labrl.run.card import Card
 from labrl.run.experiment import STUDY_FILE, Experiment
 from labrl.run.run import Run
 from labrl.run.signature import count_as_own, go_back_to_foreign, is_own, present_trust
@@ -84,7 +83,7 @@ class Name:
 
 
 def check_recorded(
-    run: Run | Card, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
+    run: Run, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
 ) -> None:
     """Raise InputError if the configuration of a run names code that neither labrl nor its user has written.
 
@@ -108,12 +107,6 @@ def code_names(config: Mapping[str, Any]) -> list[str]:
     """Return the classes, modules and environments that a configuration names, except those of labrl and of
     libraries on which it builds."""
     return [name.value for name in _names(config) if not _is_librarys(name.value)]
-
-
-def foreign_names(config: Mapping[str, Any]) -> list[str]:
-    """Return the classes, modules and environments that a configuration names and that are not part of labrl
-    or of a library on which it builds."""
-    return list(dict.fromkeys(name.value for name in _names(config) if not _accepted(name)))
 
 
 def check_composed(config: Mapping[str, Any]) -> None:

@@ -14,7 +14,6 @@ from labrl.config import config_folder
 from labrl.config.keys import RECORDED, is_hydras, traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
-from labrl.run.card import is_card
 from labrl.run.experiment import Experiment
 from labrl.run.find import is_run
 from labrl.run.folder import EXPERIMENT_MARKER, is_experiment
@@ -234,9 +233,6 @@ def _named_run(path: Path, verb: Verb) -> Run:
         why, fix = "it is an experiment", _trials_of(path, verb)
         whole = f"Resume the whole experiment with labrl -m +resume={path}, or {fix}"
         fix = whole if verb == "resume" else fix[0].upper() + fix[1:]
-    elif card := next((one for one in (path, path.parent) if is_card(one)), None):
-        why = "it is a published policy (labrl-export --card), not a run"
-        fix = f'In Python, write labrl.load("{card}"), which can also play it: .evaluate(episodes=10)'
     elif trials:
         listed = "".join(f"\n  {trial}" for trial in trials)
         why, fix = "it contains several runs", f"Name one of them:{listed}"
