@@ -245,35 +245,21 @@ def report(argv: Sequence[str] | None = None) -> int:
     )
     places = "run or experiment folders, globs, or latest"
     parser.add_argument("places", nargs="+", metavar="folder", help=places)
-    out = "folder to write to; by default the given folder, ./comparison if several are given, or ./paper "
-    out += "for the tables and figures of a paper"
+    out = "folder to write to; by default the given folder, or ./comparison if several are given"
     parser.add_argument("--out", metavar="DIR", help=out)
     by = "key to group by, such as agent.lr; by default, runs that differ only in the seed form a group"
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
-    form = "md, csv or latex: print only the table; pdf, svg or png, several formats such as latex,pdf, or "
-    form += "any format with options of the paper: write tables and figures to --out"
-    parser.add_argument("--format", metavar="FORMAT,...", help=form)
+    form = "print only the table, in this format"
+    parser.add_argument("--format", choices=("md", "csv"), help=form)
     stages = "print only which groups are better, tested in stages of five seeds, and how many more seeds "
     stages += "to run"
     parser.add_argument("--adaptive", action="store_true", help=stages)
     _add_trust(parser)
-    paper = parser.add_argument_group("options of the paper, with --format")
-    name = "name to show for a group; groups with such a name come first, in the order of these options"
-    paper.add_argument("--name", dest="names", action="append", metavar="GROUP=NAME", help=name)
-    paper.add_argument("--title", metavar="TEXT", help="title of the figures; may be empty")
-    axis = "horizontal axis of the curves (default: frame)"
-    paper.add_argument("--axis", choices=("frame", "wall"), help=axis)
-    size = "width of the figures, or width x height in inches (default: column)"
-    paper.add_argument("--size", metavar="column|text|WxH", help=size)
-    seeds = "do not draw a thin line for each seed"
-    paper.add_argument("--no-seeds", dest="seeds", action="store_const", const=False, help=seeds)
 
     def command(args: Namespace) -> int:
         from labrl.trial.reporting import report_on
 
-        given = {name: vars(args)[name] for name in ("axis", "size", "title", "names", "seeds")}
-        options = {name: value for name, value in given.items() if value is not None}
-        report_on(args.places, args.out, args.by, args.format, options, stages=args.adaptive)
+        report_on(args.places, args.out, args.by, args.format, stages=args.adaptive)
         return DONE
 
     return _run(parser, argv, command)
