@@ -329,25 +329,13 @@ class Run(Folder[RunStatus]):
         why = f"the sessions of {self.path} are {numbers}"
         raise InputError.about(option.format(wanted), why, code="not-found", key=key_in(option))
 
-    def cleaned_files(self) -> set[str]:
-        """Return the paths of the files and folders that `labrl-clean` has removed, relative to the run
-        folder."""
-        return {file for entry in self.read_info().get("cleaned", []) for file in entry["files"]}
-
-    def cleaned_buffers(self) -> set[int]:
-        """Return the indices of the sessions that lack their replay buffer because `labrl-clean` has removed
-        it."""
-        files = self.cleaned_files()
-        lacking = (one for one in self.sessions if not one.replay.is_dir())
-        return {one.index for one in lacking if str(one.replay.relative_to(self.path)) in files}
-
     def check_buffers(self, sessions: Iterable[int], asked: str, repeat: Sequence[str] = ()) -> None:
         """Raise InputError if `labrl-clean` has removed the replay buffer of one of the sessions.
 
         sessions: indices of the sessions; asked: the setting that names the run; repeat: overrides for a
         repetition (`+rerun`) that the message suggests instead.
         """
-        if not self.cleaned_buffers().isdisjoint(sessions):
+        if not {*self.read_info().get("cleaned", [])}.isdisjoint(sessions):
             why = "the run was cleaned: labrl-clean has removed its replay buffer"
             rerun = shlex.join(["labrl", f"+rerun={self.path}", *repeat])
             fix = f"To repeat the run: {rerun}\nTo train from its weights: start_from.run={self.path}"

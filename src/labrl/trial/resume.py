@@ -337,11 +337,9 @@ def _finished(run: Run, config: TrialConfig) -> str:
     larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in [*budgets, *stops.items()])
     or_spent = "".join(f" or reached {key}={limit:g}" for key, limit in budgets[1:])
     or_spent += "".join(f" or ended early: {stop.why}" for stop in found)
-    cleaned = " of a repetition (+rerun), because labrl-clean has removed its replay buffer"
-    where = cleaned if run.cleaned_buffers() else ""
     return (
         f"{run.path} has finished: {all_of_them} played all {budget} frames of the budget{or_spent}.\n"
-        f"To continue, set a larger budget{where}: {larger}\n"
+        f"To continue, set a larger budget: {larger}\n"
         f"To add sessions with other seeds: meta.max_session=<more than {sessions}>"
     )
 
