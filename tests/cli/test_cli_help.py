@@ -1,4 +1,4 @@
-"""Tests of help, shell completion, `--info presets` and `labrl-envs`."""
+"""Tests of help, shell completion, `--info origin` and `labrl-envs`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ["--help"],
         ["--version"],
         ["--cfg", "job", "env=pong"],
-        ["--info", "presets"],
+        ["--info", "origin"],
         ["env=ponk"],
         ["agent.lrr=1"],
     ],
@@ -77,24 +77,6 @@ def test_cfg_job_shows_presets_and_overrides(capsys: pytest.CaptureFixture[str])
     assert "SignReward" in text
 
 
-@pytest.mark.parametrize("flag", [["--info", "presets"], ["--info=presets"], ["-i", "presets"]])
-def test_info_presets_prints_files_and_keys(
-    flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine" / "preset").mkdir(parents=True)
-    (tmp_path / "mine" / "preset" / "ppo_pong.yaml").write_text("# @package _global_\nagent: {epochs: 7}\n")
-    assert main(["env=pong", *flag, "--config-dir", "mine"]) == DONE
-    lines = capsys.readouterr().out.splitlines()
-    files = [Path(line) for line in lines if not line.startswith(" ")]
-    assert files == [
-        CONFIGS / "preset" / "atari.yaml, section ppo",
-        tmp_path / "mine" / "preset" / "ppo_pong.yaml",
-    ]
-    assert lines[-1].split() == ["agent.epochs", "7"]
-    assert os.listdir(tmp_path) == ["mine"]
-
-
 def test_info_origin_prints_the_files_that_set_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--info", "origin", "agent.gamma", "env=lunar_lander"]) == DONE
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
@@ -117,7 +99,7 @@ def test_info_origin_prints_the_files_that_set_a_key(capsys: pytest.CaptureFixtu
         (["agent=ppo,a2c"], "agent=ppo,a2c"),
     ],
 )
-def test_info_presets_rejects_anything_but_a_single_new_run(
+def test_info_origin_rejects_anything_but_a_single_new_run(
     overrides: list[str],
     named: str,
     tmp_path: Path,
@@ -125,7 +107,7 @@ def test_info_presets_rejects_anything_but_a_single_new_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for asked in (["presets"], ["origin"], ["origin", "agent.gamma"]):
+    for asked in (["origin"], ["origin", "agent.gamma"]):
         assert main(["--info", *asked, *overrides]) == WRONG_INPUT
         out, error = capsys.readouterr()
         assert out == ""

@@ -29,8 +29,7 @@ FLAGS = {
     **dict.fromkeys(("--package", "-p"), "<key>"),
     **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),
     **dict.fromkeys(
-        ("--info", "-i"),
-        "all, aliases, config, defaults, defaults-tree, origin, plugins, presets, searchpath",
+        ("--info", "-i"), "all, aliases, config, defaults, defaults-tree, origin, plugins, searchpath"
     ),
 }
 """Flags of `labrl`, which Hydra parses, and their allowed values."""
