@@ -6,7 +6,6 @@ calls Hydra.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -35,7 +34,7 @@ from labrl.processes.startup import check_here, let_threads_sleep, name_user_and
 from labrl.run.provenance import Command, as_yaml
 from labrl.run.signature import trusting
 from labrl.session.torchrun import refuse_torchrun
-from labrl.trial.find import TAKE_A_RUN, completions
+from labrl.trial.find import TAKE_A_RUN
 from labrl.trial.request import request_of, trust_in
 
 if TYPE_CHECKING:
@@ -121,11 +120,6 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
     if asked is not None:
         return _print_origins(asked, others)
     flags = _parsed(arguments)
-    if flags.shell_completion:
-        if "COMP_LINE" in os.environ:  # the shell would show messages within the line that the user types
-            sys.stderr = io.StringIO()
-        if _complete(flags):
-            return DONE
     if flags.multirun:
         refuse_torchrun("-m")
         for flag in (f"--{name} {asked}" for name in ("cfg", "info") if (asked := vars(flags)[name])):
@@ -337,32 +331,6 @@ def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool)
     with hydra_in_charge(again.hydras, again.config_dir):
         run_recorded(job, plain, again.node, again.hydras, again.config_dir)
     return job.exit_code
-
-
-def _complete(flags: Namespace) -> bool:
-    """Print completions of a run folder. Return False if Hydra completes the command line instead.
-
-    Raises InputError unless the overrides name an action and a shell.
-    """
-    typed = " ".join(flags.overrides)
-    name, _, shell = typed.partition("=")
-    if name not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
-        raise InputError.about(
-            "--shell-completion",
-            f"it takes install, uninstall or query with bash, fish or zsh, but got {typed or 'nothing'}",
-            'Write eval "$(labrl --shell-completion install=bash)"',
-            code="unknown-option",
-        )
-    if name == "query" and "COMP_LINE" not in os.environ:
-        raise InputError.usage(
-            "--shell-completion",
-            f"only the shell can call query={shell}, with the line to complete in COMP_LINE",
-            f'To install completion, write eval "$(labrl --shell-completion install={shell})"',
-        )
-    completed = completions(os.environ.get("COMP_LINE", ""))
-    if completed is not None:
-        print("\n".join(completed))
-    return completed is not None
 
 
 def _empty_value(flags: Namespace) -> str:

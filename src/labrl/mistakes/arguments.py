@@ -24,7 +24,7 @@ from labrl.mistakes.spelling import nearest
 
 FLAGS = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--run", "-r", "--resolve"), ""),
-    **dict.fromkeys(("--multirun", "-m", "--shell-completion", "-sc"), ""),
+    **dict.fromkeys(("--multirun", "-m"), ""),
     **dict.fromkeys(("--cfg", "-c"), "job, hydra, all"),
     **dict.fromkeys(("--package", "-p"), "<key>"),
     **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),

@@ -1,5 +1,4 @@
-"""Find a run or an experiment by its folder, or the latest one in ./runs. Also provides the shell completion
-of folders."""
+"""Find a run or an experiment by its folder, or the latest one in ./runs."""
 
 from __future__ import annotations
 
@@ -107,33 +106,6 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
         for name, value in pairs
         if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
     }
-
-
-def completions(line: str) -> list[str] | None:
-    """Return the completions of the last argument of a command line; None if Hydra must complete it.
-
-    Folders are completed one level at a time. A folder that may contain runs ends with a slash.
-    """
-    arguments = line.split()
-    argument = arguments[-1] if arguments and not line.endswith(" ") else ""
-    verb = next((verb for verb in TAKE_A_RUN if argument.startswith(verb)), None)
-    if verb is None:
-        verbs = [verb for verb in TAKE_A_RUN if len(argument) > 1 and verb.startswith(argument)]
-        return verbs if argument.startswith(("+r", "+f", "+enj")) else None
-    typed = argument.removeprefix(verb)
-    whole = verb == "+resume=" and not {"-m", "--multirun"}.isdisjoint(arguments)
-    start = typed or f"{RUNS}/"
-    folders = [Path(folder) for folder in sorted(glob.glob(f"{glob.escape(start)}*/"), reverse=True)]
-    runs = [(folder / MARKER).exists() for folder in folders]
-    if whole:
-        pairs = zip(folders, runs, strict=True)
-        found = [str(one) if is_experiment(one) else f"{one}/" for one, is_run in pairs if not is_run]
-    else:
-        found = [str(one) if is_run else f"{one}/" for one, is_run in zip(folders, runs, strict=True)]
-    if verb == "+rerun=":  # of saved configurations
-        found += sorted(glob.glob(f"{glob.escape(start)}*.yaml"))
-    latest = ["latest"] if "latest".startswith(typed) else []
-    return [f"{verb}{one}" for one in [*latest, *found]]
 
 
 def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Verb) -> Run:
