@@ -473,8 +473,6 @@ def test_agent_of_a_user_inherits_the_presets_of_its_parents(
     # The file of an agent has priority over the presets that it inherits.
     assert (agent.n_step, agent.batch_size, agent.gamma) == (2, 7, 0.5 if "another" in kind else 0.99)
     assert applied("agent=own", "preset=none", config_dir=tmp_path) == []
-    # A run that was started before presets were inherited has recorded this choice.
-    assert applied("agent=own", "preset=auto:own:cartpole", config_dir=tmp_path) == ["cartpole: own"]
 
 
 def test_environment_of_a_user_inherits_the_presets_of_its_parents(tmp_path: Path) -> None:
@@ -482,7 +480,6 @@ def test_environment_of_a_user_inherits_the_presets_of_its_parents(tmp_path: Pat
     (tmp_path / "env" / "long_swimmer.yaml").write_text("defaults: [swimmer, _self_]\nname: long\n")
     presets = ["mujoco: sac", "swimmer: sac"]
     assert applied("agent=sac", "env=long_swimmer", config_dir=tmp_path) == presets
-    assert applied("agent=sac", "env=long_swimmer", "preset=auto:sac:long_swimmer", config_dir=tmp_path) == []
 
 
 def test_section_for_an_unknown_agent_is_refused(tmp_path: Path) -> None:
@@ -562,8 +559,8 @@ def test_preset_of_a_user_can_extend_one_of_labrl(tmp_path: Path) -> None:
             {"ScaleReward": {"scale", "shift", "low", "high"}},
         ),
         (
-            ["env=pendulum", "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 2}"],
-            {"ScaleReward": {"scale"}},
+            ["env=pendulum", "transforms.reward={_target_: labrl.agents.transforms.SignReward}"],
+            {"SignReward": set()},
         ),
         (["env=pendulum", "transforms/reward=none"], {}),
         (["env=pong", "transforms/reward=none"], {}),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from labrl.config.keys import RECORDED, Change, changes, traits
+from labrl.config.keys import Change, changes, traits
 from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
@@ -78,14 +78,6 @@ class Run(Folder[RunStatus]):
         self.enjoy = path / "enjoy"
         """Folder of the results and videos of episodes that were played with `+enjoy`."""
         self._sessions: dict[int, RunSession] = {}
-
-    def format_version(self) -> int | None:
-        """Return the version of the folder's format; 0 for the first format, although it is recorded as 1."""
-        version = super().format_version()
-        if version in (None, 1) and (facts := read_json(newest_provenance(self.path))):
-            config = facts.get("config")
-            return version if isinstance(config, dict) and "start_from" in config else 0
-        return version
 
     def read_info(self) -> dict[str, Any]:
         """Return the content of `run.json`. If a power failure has left the file empty, but the run has
@@ -220,8 +212,7 @@ class Run(Folder[RunStatus]):
     @property
     def choices(self) -> dict[str, str]:
         """The chosen option of each configuration group, set on the command line or by default."""
-        recorded = self.provenance.get("choices", {})
-        return {group: option.removeprefix(RECORDED) for group, option in recorded.items()}
+        return dict(self.provenance.get("choices", {}))
 
     @property
     def config_dir(self) -> str | None:

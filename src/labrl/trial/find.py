@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from labrl.config import config_folder
-from labrl.config.keys import RECORDED, is_hydras, traits
+from labrl.config.keys import is_hydras, traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
 from labrl.run.experiment import Experiment
@@ -102,7 +102,7 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
     """Return the options that `edits` choose, by group, without groups that only log, such as wandb."""
     pairs = (override.split("=", 1) for override in edits if "=" in override)
     return {
-        name: value.removeprefix(RECORDED)
+        name: value
         for name, value in pairs
         if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
     }

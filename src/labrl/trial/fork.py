@@ -22,7 +22,7 @@ from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
-from labrl.trial.again import Again, check_past, completed, overrides_of, say_differences
+from labrl.trial.again import Again, check_past, overrides_of, say_differences
 from labrl.trial.coefficients import schedule_jumps
 from labrl.trial.composed import Composed
 from labrl.trial.request import Request, frame_of
@@ -157,7 +157,7 @@ class Fork(Again):
         differs = differences(self.past.read_provenance(), now)
         run.update(fork={**entry, "differs": differs})
         say_differences(differs)
-        before = resolve(completed(self.past.read_config()))
+        before = resolve(self.past.read_config())
         for line in schedule_jumps(before, composed.config, self.frame):
             say(line)
 

@@ -30,7 +30,7 @@ from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
-from labrl.trial.again import check_past, completed, edited_config
+from labrl.trial.again import check_past, edited_config
 from labrl.trial.find import Verb, find_run, option_of
 from labrl.trial.request import frame_of
 
@@ -96,7 +96,6 @@ class LoadedPolicy:
         precision: precision of the networks; None: the precision of the run; num_threads: number of cores to
         use. Raises InputError if there is no such checkpoint, or if it does not fit the configuration.
         """
-        plain = completed(plain)
         config = resolve(plain)
         chosen = past.choose_session(session, option_of(verb, "session"))
         found, self.checkpoint = chosen.choose_checkpoint(checkpoint, option_of(verb, "checkpoint"))

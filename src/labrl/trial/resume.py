@@ -28,7 +28,6 @@ from labrl.session.torchrun import check_resume
 from labrl.trial.again import (
     Again,
     check_past,
-    completed,
     described,
     edited_config,
     overrides_of,
@@ -110,7 +109,7 @@ class Resume(Again):
             return
         overrides = ["++" * (one.old is ABSENT) + override_of(one.key, one.new) for one in found]
         try:
-            resolve(edit(completed(self.past.read_config()), overrides, (), self.config_dir))
+            resolve(edit(self.past.read_config(), overrides, (), self.config_dir))
         except LabrlError as error:
             raise error.within(f"{self.past.config_yaml} was edited and cannot be used") from error
         self.edits = [*overrides, *self.edits]
@@ -161,7 +160,7 @@ class Resume(Again):
                 self.check_fits(config, saved[0], contradicting)
             begins = {index: reached.get(index, 0) for index in left}
             frame = max(reached.values(), default=0)
-            before = resolve(completed(run.read_config())) if frame and changed else config
+            before = resolve(run.read_config()) if frame and changed else config
             jumps = list(schedule_jumps(before, config, frame))
             with recording_failure(run):
                 differs = self._record(begins, changed, composed, bool(contradicting))
@@ -225,7 +224,6 @@ class Resume(Again):
         code and packages since the earlier run.
         """
         run = self.past
-        run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
         resumes = list(run.read_info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
         before = run.read_provenance()
