@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from labrl.config.keys import is_hydras, quoted, split_override, values_of
 from labrl.errors import InputError
-from labrl.processes.secrets import ENV_SET, MASK, note_typed, restore
+from labrl.processes.secrets import ENV_SET, MASK, restore
 from labrl.run.trust import check_experiment
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
@@ -54,7 +54,6 @@ class ExperimentAgain:
         info = folder.read_info()
         own = [str(override) for override in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
-        note_typed(request.edits)
         edits = list({split_override(override)[0]: override for override in request.edits}.values())
         return cls(
             path=folder.path,

@@ -30,7 +30,7 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.processes.secrets import ENV_SET, MASK, note_typed
+from labrl.processes.secrets import ENV_SET, MASK
 from labrl.run.checkpoint import misfit
 from labrl.run.folder import PROVENANCE
 from labrl.run.provenance import Command, as_yaml
@@ -65,7 +65,6 @@ class Again(ABC):
         self.hydras = [one for one in edits if is_hydras(one)]
         """Overrides for Hydra, such as `hydra.run.dir`."""
         self.config_dir = past.config_dir if config_dir is None else os.path.abspath(config_dir)
-        note_typed(self.edits)
 
     @property
     def overrides(self) -> list[str]:

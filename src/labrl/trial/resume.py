@@ -17,7 +17,6 @@ from labrl.config.compose import resolve
 from labrl.config.edit import edit
 from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_of, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.processes.secrets import origins
 from labrl.run import folder as folders
 from labrl.run.find import is_run
 from labrl.run.provenance import differences, write_provenance
@@ -164,8 +163,6 @@ class Resume(Again):
             jumps = list(schedule_jumps(before, config, frame))
             with recording_failure(run):
                 differs = self._record(begins, changed, composed, bool(contradicting))
-                for line in origins() if run.experiment is None else ():
-                    say(line)
                 edited = [one for one in changed if one.key in self.in_file]
                 _announce(run, begins, reached, edited, differs)
                 for line in jumps:

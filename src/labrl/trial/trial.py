@@ -35,7 +35,6 @@ from labrl.memory.workspace import memory_available
 from labrl.processes.follower import Follower
 from labrl.processes.output import doing
 from labrl.processes.script import refuse_main
-from labrl.processes.secrets import restore
 from labrl.processes.signals import SAVE, SIGNALS, exit_code_of, how_it_ended, signals_raise
 from labrl.run.find import is_run
 from labrl.run.folder import read_json
@@ -267,7 +266,7 @@ def train(run: Run) -> TrialResult:
     first step reveals wrong input, and BusyFolderError if another process is training the run.
     """
     with discarding_refused(run), run.lock(), recording_failure(run):
-        plain = restore(run.read_config())
+        plain = run.read_config()
         config, info = resolve(plain, plain), run.read_info()
         if info["due"]:
             return _train(run, config, info["due"])
