@@ -1,4 +1,4 @@
-"""A comparison as a table: Markdown, CSV, LaTeX, or text for a terminal."""
+"""A comparison as a table: Markdown, CSV, or text for a terminal."""
 
 from __future__ import annotations
 
