@@ -149,7 +149,7 @@ def _refuse(folder: Path, found: Sequence[Name]) -> None:
         return
     lines = dict.fromkeys(f"  {one.key}: {one.value:.160}{_why_not(one)}" for one in found)
     raise InputError(
-        f"{folder} was written by someone else, on another machine or by an earlier version of labrl, or has "
+        f"{folder} was written by someone else or on another machine, or has "
         "been changed since you wrote it. It names code that is not part of labrl. The code has not been "
         "run:\n" + "\n".join(lines) + f"\nIf you trust all of it: {present_trust().typed}",
         code="untrusted",
