@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from refusals import refused
 from run_cases import files_of, rising, write_run
 
 import labrl
 from labrl.cli import export_policy, list_runs, main, replay, report, send_to_wandb
-from labrl.errors import WRONG_INPUT
+from labrl.errors import WRONG_INPUT, InputError
 from labrl.run.experiment import Experiment
 from labrl.run.run import Run
 
@@ -66,8 +65,9 @@ def test_every_command_refuses_a_folder_of_another_version_and_leaves_it_unchang
         assert stderr.count("\n") == 1, (arguments, stderr)
         assert files_of(tmp_path) == before, arguments
     for call in (lambda: labrl.load("run"), lambda: labrl.runs("run"), lambda: labrl.runs("experiment")):
-        with refused("not-installed"):
+        with pytest.raises(InputError) as error:
             call()
+        assert error.value.code == "not-installed"
     assert files_of(tmp_path) == before
 
 

@@ -14,7 +14,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-import yaml
 from exact_cases import QUIET, small
 from refusals import refused
 
@@ -159,16 +158,6 @@ def test_moved_run_with_a_user_network_can_be_loaded(tmp_path: Path, monkeypatch
     policy = labrl.load(tmp_path / "elsewhere", checkpoint="latest")
     assert policy.evaluate(2).returns.tolist() == before.tolist()
     assert type(policy.network.policy_torso).__name__ == "Own"  # type: ignore[union-attr]
-
-
-def test_run_older_than_a_configuration_key_can_be_loaded(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "dqn", tmp_path / "old")
-    path = tmp_path / "old" / "provenance.json"
-    facts = json.loads(path.read_text())
-    del facts["config"]["start_from"], facts["config"]["meta"]["patience"]
-    path.write_text(json.dumps(facts))
-    (tmp_path / "old" / "config.yaml").write_text(yaml.safe_dump(facts["config"]))
-    assert labrl.load(tmp_path / "old").config["meta"]["patience"] is None
 
 
 def test_loading_imports_nothing_heavy(folder: Path) -> None:

@@ -221,6 +221,7 @@ class Resume(Again):
         code and packages since the earlier run.
         """
         run = self.past
+        run.update()  # restores what a power failure has left empty
         resumes = list(run.read_info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
         before = run.read_provenance()
