@@ -90,7 +90,7 @@ $(VENV)/.installed-run: pyproject.toml $(VENV)/.installed-torch
 $(VENV)/.installed-dev: $(VENV)/.installed-run
 	@echo 'Installing the tools of development'
 	@$(PIP) install 'pip>=25.1'
-	@$(PIP) install -c $(PINS) -e '.[box2d,export,mujoco,offline,search,share,submitit]' --group dev
+	@$(PIP) install -c $(PINS) -e '.[box2d,export,mujoco,offline,search,submitit]' --group dev
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-run

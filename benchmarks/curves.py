@@ -49,7 +49,7 @@ def write_page(records: Records) -> None:
             _draw(drawn, records, name)
             pictures[name] = ", ".join(panel.title for panel in drawn)
         for panel in panels:
-            early = records.folder / f"{panel.name}.svg"  # drawn before points were kept
+            early = records.folder / f"{panel.name}.png"  # drawn before points were kept
             if panel in drawn:
                 early.unlink(missing_ok=True)
             elif panel.name not in records.numbers:
@@ -60,7 +60,7 @@ def write_page(records: Records) -> None:
                 without.append(panel.name)
         text += f"\n## {title}\n" if pictures else ""
         for file, what in pictures.items():
-            text += f"\n![Return over frames of {what}]({file}.svg)\n"
+            text += f"\n![Return over frames of {what}]({file}.png)\n"
     if without:
         names = "\n".join(f"- `{name}`" for name in without)
         text += (
@@ -119,4 +119,4 @@ def _draw(panels: Sequence[Panel], records: Records, name: str) -> None:
             axes.set_axis_off()
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", ncols=len(labels))
-        figure.savefig(records.folder / f"{name}.svg", metadata={"Date": None, "Creator": "labrl"})
+        figure.savefig(records.folder / f"{name}.png", dpi=200, metadata={"Software": "labrl"})

@@ -25,7 +25,7 @@ RESAMPLES = 5000
 """Number of resamples of a bootstrap interval."""
 
 RESULTS, TABLE, CHART = "results.json", "table.md", "chart"
-"""Names of the files in the folder of results; the chart is a PNG and an SVG file."""
+"""Names of the files in the folder of results; the chart is a PNG and a PDF file."""
 
 
 @dataclass
@@ -208,7 +208,7 @@ def _draw(cases: list[dict[str, Any]], setting: dict[str, Any], folder: Path) ->
     figure.suptitle("Times as fast as Stable-Baselines3 (= 1): median and 95 % interval", fontsize=11)
     axes.set_title(processor(setting), fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    for ending in ("png", "svg"):
+    for ending in ("png", "pdf"):
         figure.savefig(folder / f"{CHART}.{ending}", dpi=150)
 
 

@@ -223,7 +223,7 @@ def presets_page() -> str:
     lines = [
         "# Presets",
         "",
-        f"{NOTE} from `configs/preset/` and `docs/results/`. `labrl --info presets agent=<agent> "
+        f"{NOTE} from `configs/preset/` and `docs/results/`. `labrl --info origin agent=<agent> "
         "env=<environment>` prints "
         "the values for both, and where each comes from; [configuration](configuration.md#presets) "
         "explains the order.",

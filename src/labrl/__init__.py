@@ -136,13 +136,12 @@ def load(
         action = policy.act(observation, greedy=True)
         policy.evaluate(episodes=10).return_mean
 
-    run: a run folder (which may have been moved), `latest`, or a folder from `labrl-export --card`; session:
-    index of the session, None for the one with the highest evaluation score; checkpoint: best, latest or a
-    frame; trust: whether to import whatever the run names, even if someone else has written its folder. Your
-    own networks and environments must be importable, or defined in the script or notebook. Raises
-    `labrl.errors.InputError` if there is no such run, session or checkpoint, if the checkpoint does not fit
-    the configuration, or if someone else has written the run folder, it names code that is not part of labrl,
-    and `trust` is False.
+    run: a run folder (which may have been moved), or `latest`; session: index of the session, None for the
+    one with the highest evaluation score; checkpoint: best, latest or a frame; trust: whether to import
+    whatever the run names, even if someone else has written its folder. Your own networks and environments
+    must be importable, or defined in the script or notebook. Raises `labrl.errors.InputError` if there is no
+    such run, session or checkpoint, if the checkpoint does not fit the configuration, or if someone else has
+    written the run folder, it names code that is not part of labrl, and `trust` is False.
     """
     from labrl.processes.startup import let_threads_sleep, name_user_and_home
 

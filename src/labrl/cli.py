@@ -14,9 +14,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, LabrlError
 from labrl.processes.output import full_error, print_error, steady_output
 from labrl.processes.signals import Stopped, signals_raise
 from labrl.processes.startup import check_here
@@ -215,7 +215,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", help="run folder, or latest")
     form = "format of the file: an ONNX model (default), or a torch.export program"
-    parser.add_argument("--format", metavar="onnx|torch", help=form)
+    parser.add_argument("--format", default="onnx", metavar="onnx|torch", help=form)
     session = "index of the session; by default the best session"
     parser.add_argument("--session", type=int, metavar="N", help=session)
     _add_trust(parser)
@@ -225,28 +225,11 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     head.add_argument("--sampled", action="store_true", help="export actions sampled from the policy")
     out = "file to write; by default a file in exports/ in the run folder"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    card = "write a folder for the Hugging Face Hub instead, with the weights and a page that shows the "
-    card += "learning curve and a table"
-    parser.add_argument("--card", type=Path, metavar="FOLDER", help=card)
-    licence = "license of a card's weights, such as mit (default: other)"
-    parser.add_argument("--license", metavar="NAME", help=licence)
 
     def command(args: Namespace) -> int:
-        foreign = ("format", "sampled", "greedy", "out") if args.card else ("license",)
-        why = f"is {'not ' if args.card else ''}an option of --card"
-        for flag in (flag for flag in foreign if vars(args)[flag]):
-            raise InputError.usage(f"--{flag}", why, "Leave it out" if args.card else "Add --card <folder>")
-        if args.card:
-            from labrl.trial.card import write_card
-
-            folder = args.card.expanduser()
-            page = write_card(args.run, folder, args.session, args.checkpoint, args.license or "other")
-            print(f"{os.path.relpath(page)}\nto upload it: hf upload <user>/{folder.name} {folder}")
-            return DONE
         from labrl.trial.export import describe, export
 
-        form: Any = args.format or "onnx"
-        path, facts = export(args.run, form, args.session, args.checkpoint, args.sampled, args.out)
+        path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
         print(f"{os.path.relpath(path)}: {describe(facts)}")
         return DONE
 
@@ -262,35 +245,21 @@ def report(argv: Sequence[str] | None = None) -> int:
     )
     places = "run or experiment folders, globs, or latest"
     parser.add_argument("places", nargs="+", metavar="folder", help=places)
-    out = "folder to write to; by default the given folder, ./comparison if several are given, or ./paper "
-    out += "for the tables and figures of a paper"
+    out = "folder to write to; by default the given folder, or ./comparison if several are given"
     parser.add_argument("--out", metavar="DIR", help=out)
     by = "key to group by, such as agent.lr; by default, runs that differ only in the seed form a group"
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
-    form = "md, csv or latex: print only the table; pdf, svg or png, several formats such as latex,pdf, or "
-    form += "any format with options of the paper: write tables and figures to --out"
-    parser.add_argument("--format", metavar="FORMAT,...", help=form)
+    form = "print only the table, in this format"
+    parser.add_argument("--format", choices=("md", "csv"), help=form)
     stages = "print only which groups are better, tested in stages of five seeds, and how many more seeds "
     stages += "to run"
     parser.add_argument("--adaptive", action="store_true", help=stages)
     _add_trust(parser)
-    paper = parser.add_argument_group("options of the paper, with --format")
-    name = "name to show for a group; groups with such a name come first, in the order of these options"
-    paper.add_argument("--name", dest="names", action="append", metavar="GROUP=NAME", help=name)
-    paper.add_argument("--title", metavar="TEXT", help="title of the figures; may be empty")
-    axis = "horizontal axis of the curves (default: frame)"
-    paper.add_argument("--axis", choices=("frame", "wall"), help=axis)
-    size = "width of the figures, or width x height in inches (default: column)"
-    paper.add_argument("--size", metavar="column|text|WxH", help=size)
-    seeds = "do not draw a thin line for each seed"
-    paper.add_argument("--no-seeds", dest="seeds", action="store_const", const=False, help=seeds)
 
     def command(args: Namespace) -> int:
         from labrl.trial.reporting import report_on
 
-        given = {name: vars(args)[name] for name in ("axis", "size", "title", "names", "seeds")}
-        options = {name: value for name, value in given.items() if value is not None}
-        report_on(args.places, args.out, args.by, args.format, options, stages=args.adaptive)
+        report_on(args.places, args.out, args.by, args.format, stages=args.adaptive)
         return DONE
 
     return _run(parser, argv, command)

@@ -19,12 +19,6 @@ used_of_main: set[str] = set()
 being_imported: list[str] = []
 """Modules that labrl is currently importing because a configuration names them."""
 
-RENAMED = {
-    "labrl.agents.transforms.ClipReward": "labrl.agents.transforms.ScaleReward",
-    "labrl.agents.transforms.ShiftReward": "labrl.agents.transforms.ScaleReward",
-}
-"""Targets in configurations that earlier versions recorded, each with the target that replaces it."""
-
 
 @dataclass(frozen=True)
 class Component:
@@ -111,7 +105,6 @@ class TargetError(ImportError):
 
 def load_target(path: Any) -> Any:
     """Import the object at the dotted `path`. Raises TargetError with the part that was not found."""
-    path = RENAMED.get(path, path) if isinstance(path, str) else path
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise TargetError(f"must be a dotted path such as my_module.MyClass, got {path!r}")

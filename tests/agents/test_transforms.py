@@ -242,20 +242,6 @@ def test_transforms_are_applied_in_the_given_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "rewards"),
-    [
-        ("{_target_: labrl.agents.transforms.ScaleReward, scale: 0.1}", [-0.5, 0.25]),
-        ("{_target_: labrl.agents.transforms.ShiftReward, shift: 8.0}", [3.0, 10.5]),
-        ("{_target_: labrl.agents.transforms.ClipReward, low: -1.0, high: 2.0}", [-1.0, 2.0]),
-    ],
-)
-def test_recorded_transforms_of_earlier_versions_still_work(recorded: str, rewards: list[float]) -> None:
-    config = resolve(compose(["env=pendulum", f"transforms.reward={recorded}"]))
-    seen = Transforms.build(config.transforms, VECTOR).step(step([-5.0, 2.5]))
-    assert seen.reward == pytest.approx(rewards)
-
-
-@pytest.mark.parametrize(
     ("overrides", "key", "code"),
     [
         (["transforms/reward=clip", "transforms.reward.low=1"], "transforms.reward", None),

@@ -282,7 +282,7 @@ def test_environments_are_compared_separately_and_named_in_warnings(tmp_path: Pa
     assert {f"{name}_{env}" for name in ("curves", "scores") for env in ("cartpole", "acrobot")} <= set(
         page.sections
     )
-    assert len({path.stem for path in (tmp_path / "plots").glob("scores_*.svg")}) == 2
+    assert len({path.stem for path in (tmp_path / "plots").glob("scores_*.pdf")}) == 2
     few = [warning for warning in built.warnings if re.search(r"\b[23] seeds\b", warning)]
     assert [warning.split(",")[0] for warning in few] == ["cartpole", "acrobot"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from run_cases import rising, write_run
 
 from labrl.analysis.report.build import build
 from labrl.analysis.search import SearchResult, read_search, verdict
-from labrl.cli import list_runs, main, report
-from labrl.errors import WRONG_INPUT
 from labrl.run.atomic import write_json
 from labrl.run.folder import EXPERIMENT_MARKER
 
@@ -128,37 +125,6 @@ def test_table_has_all_trials_best_first_with_errors_as_text(page: ReportPage) -
     assert len(rows) == 20
     assert "out of &lt;luck&gt;" in page.source
     assert "<luck>" not in page.source
-
-
-def test_search_with_several_objectives_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Earlier versions of labrl made such searches."""
-    monkeypatch.chdir(tmp_path)
-    facts = info()
-    facts["search"] |= {"objective": ["final_return", "wall"], "directions": ["maximize", "minimize"]}
-    facts["trials"] = [{**one, "values": one["values"] and [*one["values"], 1.0]} for one in facts["trials"]]
-    facts["trials"][0] |= {"folder": "0", "overrides": ["seed=1"], "status": "finished"}
-    folder = Path("runs/old")
-    write_run(folder / "0", [rising(1.0)])
-    about = {"format_version": 1, "status": "finished", "created": "2026-01-01", "overrides": []}
-    write_json(folder / EXPERIMENT_MARKER, {**about, **facts})
-    commands: list[tuple[Callable[[list[str]], int], list[str]]] = [
-        (report, ["runs/old"]),
-        (main, ["-m", "+resume=runs/old"]),
-        (main, ["-m", "+resume=latest"]),
-        (main, ["+enjoy=latest"]),
-        (list_runs, []),
-    ]
-    for command, arguments in commands:
-        assert command(arguments) == WRONG_INPUT, arguments
-        stderr = capsys.readouterr().err
-        assert "final_return, wall" in stderr, (arguments, stderr)
-        assert stderr.count("\n") == 1, (arguments, stderr)
-    write_run(tmp_path / "runs" / "other", [rising(1.0)])
-    assert list_runs([]) == 0, "the readable run is not listed"
-    assert main([f"+enjoy={folder / '0'}", "episodes=1"]) == WRONG_INPUT, "a trial of it is a run like others"
-    assert "final_return, wall" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

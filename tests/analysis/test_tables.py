@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from labrl.analysis.formats import brackets, interval
 from labrl.analysis.intervals import probability_of_improvement
 from labrl.analysis.statistics import MEASURES
-from labrl.analysis.tables import as_csv, as_latex, as_markdown, comparison_rows, legend
+from labrl.analysis.tables import as_csv, as_markdown, comparison_rows, legend
 
 NOTHING = {"mean": None, "std": None, "n": 0}
 
@@ -104,29 +104,9 @@ def test_markdown_shows_names_as_they_are(name: str) -> None:
     assert [(part.type, part.content) for part in shown or []] == [("text", f"ppo {name}".strip())]
 
 
-@pytest.mark.parametrize(
-    ("name", "escaped"),
-    [
-        ("50% & $x_1^2$ #{a}", r"50\% \& \$x\_1\textasciicircum{}2\$ \#\{a\}"),
-        ("\\input{x}~<|>", r"\textbackslash{}input\{x\}\textasciitilde{}\textless{}\textbar{}\textgreater{}"),
-        ("[1, 2]", "{}[1, 2]"),
-    ],
-)
-def test_latex_table_has_the_best_group_in_bold_and_escaped_names(name: str, escaped: str) -> None:
-    compared = comparison(name, "lr=-0.2")
-    assert "textbf" not in as_latex(comparison_rows(compared))
-    compared["envs"][0]["best"] = "lr=-0.2"
-    lines = as_latex(comparison_rows(compared)).splitlines()
-    assert (lines[0], lines[-1]) == (r"\begin{tabular}{llrrrr}", r"\end{tabular}")
-    first, best = (line for line in lines if "3 of 4" in line)
-    assert escaped in first
-    assert "textbf" not in first
-    assert best.startswith(r" & lr=$-$0.2 & 4 & \textbf{200.0 [199.0, 201.2]}")
-
-
 def test_comparison_without_rows_gives_no_table() -> None:
     nothing = comparison_rows({"envs": []})
-    assert (as_markdown(nothing), as_latex(nothing), legend(nothing)) == ("", "", [])
+    assert (as_markdown(nothing), legend(nothing)) == ("", [])
     assert as_csv(nothing) == "\n"
 
 

@@ -1,30 +1,20 @@
-"""Tests of help, shell completion, `--info presets` and `labrl-envs`."""
+"""Tests of help, `--info origin` and `labrl-envs`."""
 
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import start_labrl
 
 from labrl.cli import list_envs, main
 from labrl.config import config_folder
 from labrl.envs.games import games
 from labrl.errors import DONE, WRONG_INPUT
-from labrl.run.folder import EXPERIMENT_MARKER
-from labrl.run.run import MARKER as RUN_MARKER
 
 CONFIGS = config_folder()
-
-
-def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    monkeypatch.setenv("COMP_LINE", f"labrl {line}")
-    assert main(["-sc", "query=bash"]) == 0
-    return capsys.readouterr().out.split()
 
 
 @pytest.mark.extended
@@ -34,7 +24,7 @@ def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ["--help"],
         ["--version"],
         ["--cfg", "job", "env=pong"],
-        ["--info", "presets"],
+        ["--info", "origin"],
         ["env=ponk"],
         ["agent.lrr=1"],
     ],
@@ -78,24 +68,6 @@ def test_cfg_job_shows_presets_and_overrides(capsys: pytest.CaptureFixture[str])
     assert "SignReward" in text
 
 
-@pytest.mark.parametrize("flag", [["--info", "presets"], ["--info=presets"], ["-i", "presets"]])
-def test_info_presets_prints_files_and_keys(
-    flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine" / "preset").mkdir(parents=True)
-    (tmp_path / "mine" / "preset" / "ppo_pong.yaml").write_text("# @package _global_\nagent: {epochs: 7}\n")
-    assert main(["env=pong", *flag, "--config-dir", "mine"]) == DONE
-    lines = capsys.readouterr().out.splitlines()
-    files = [Path(line) for line in lines if not line.startswith(" ")]
-    assert files == [
-        CONFIGS / "preset" / "atari.yaml, section ppo",
-        tmp_path / "mine" / "preset" / "ppo_pong.yaml",
-    ]
-    assert lines[-1].split() == ["agent.epochs", "7"]
-    assert os.listdir(tmp_path) == ["mine"]
-
-
 def test_info_origin_prints_the_files_that_set_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--info", "origin", "agent.gamma", "env=lunar_lander"]) == DONE
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
@@ -118,7 +90,7 @@ def test_info_origin_prints_the_files_that_set_a_key(capsys: pytest.CaptureFixtu
         (["agent=ppo,a2c"], "agent=ppo,a2c"),
     ],
 )
-def test_info_presets_rejects_anything_but_a_single_new_run(
+def test_info_origin_rejects_anything_but_a_single_new_run(
     overrides: list[str],
     named: str,
     tmp_path: Path,
@@ -126,46 +98,13 @@ def test_info_presets_rejects_anything_but_a_single_new_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for asked in (["presets"], ["origin"], ["origin", "agent.gamma"]):
+    for asked in (["origin"], ["origin", "agent.gamma"]):
         assert main(["--info", *asked, *overrides]) == WRONG_INPUT
         out, error = capsys.readouterr()
         assert out == ""
         assert named in error
         assert "Traceback" not in error
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.extended
-def test_completion_writes_nothing_to_the_terminal(tmp_path: Path) -> None:
-    """Regression test: a progress message was shown and erased, and the line that is completed with it."""
-    offered, shown = [], []
-    for line in ("labrl meta=f", "labrl +resume=", "labrl --cf"):
-        leader, follower = pty.openpty()
-        command = start_labrl(
-            *("-sc", "query=bash"),
-            cwd=tmp_path,
-            env={**os.environ, "COMP_LINE": line, "TERM": "xterm"},
-            stderr=follower,
-        )
-        offered.append(command.communicate(timeout=100)[0].split())
-        os.write(follower, b".")
-        os.close(follower)
-        shown.append(os.read(leader, 1000))
-        os.close(leader)
-    assert shown == [b"."] * 3
-    assert offered == [["meta=fast_atari"], ["+resume=latest"], []]
-
-
-def test_completion_offers_groups_options_games_and_keys(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert completion("env=ms_", monkeypatch, capsys) == ["env=ms_pacman"]
-    assert set(completion("env=", monkeypatch, capsys)) >= {f"env={game}" for game in games()}
-    assert completion("meta=f", monkeypatch, capsys) == ["meta=fast_atari"]
-    assert "agent.gae_lambda=" in completion("agent.ga", monkeypatch, capsys)
-    offered = completion("preset=", monkeypatch, capsys)
-    assert "preset=cartpole" in offered
-    assert not any(":" in override or override.startswith("preset=auto") for override in offered)
 
 
 def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,25 +125,3 @@ def test_labrl_envs_rejects_text_that_no_name_contains(capsys: pytest.CaptureFix
         assert printed.out == ""
         assert part in printed.err
         assert hint in printed.err
-
-
-def test_completion_offers_run_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run, experiment = Path("runs/a_run"), Path("runs/b_experiment")
-    for folder in (run, experiment / "0_ppo"):
-        folder.mkdir(parents=True)
-        (folder / RUN_MARKER).touch()
-    (experiment / EXPERIMENT_MARKER).touch()
-    for command in ("+resume", "+rerun", "+enjoy"):
-        offered = [f"{command}=latest", f"{command}={experiment}/", f"{command}={run}"]
-        assert completion(f"{command}=", monkeypatch, capsys) == offered
-        assert completion(f"agent=ppo {command}=runs/a", monkeypatch, capsys) == [f"{command}={run}"]
-        inside = completion(f"{command}={experiment}/", monkeypatch, capsys)
-        assert inside == [f"{command}={experiment}/0_ppo"]
-        assert f"{command}=" in completion(command[:4], monkeypatch, capsys)
-    Path("saved.yaml").touch()
-    assert completion("+rerun=sav", monkeypatch, capsys) == ["+rerun=saved.yaml"]
-    assert completion("-m +resume=runs/", monkeypatch, capsys) == [f"+resume={experiment}"]
-    assert "+resume=latest" not in completion("+resume=latest agent=pp", monkeypatch, capsys)

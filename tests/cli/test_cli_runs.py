@@ -50,9 +50,6 @@ def files() -> list[Path]:
         ["hydra.verbose=3"],
         ["start_from.checkpoint=3"],
         ["-m", "seed=1,2", "start_from.session=0"],
-        ["-sc", "install=tcsh"],
-        ["-sc"],
-        ["-sc", "query=bash"],  # without the variable COMP_LINE, which shells set
     ],
     ids=str,
 )

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 import yaml
 from exact_cases import QUIET
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from refusals import refused
 
 import labrl
 from labrl.component import Component
 from labrl.config import config_folder
-from labrl.config.compose import applied_presets, compose, origins, resolve, to_plain
+from labrl.config.compose import compose, hydra_initialized, origins, resolve, to_plain
 from labrl.config.extensions import FileSource
-from labrl.config.presets import choices_of
+from labrl.config.presets import choices_of, origin_of
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
 from labrl.errors import InputError
@@ -245,10 +247,18 @@ def test_chosen_optimizer_replaces_all_keys_of_a_presets_optimizer(optimizer: st
 
 
 def applied(*overrides: str, config_dir: Path | None = None) -> list[str]:
-    """Return the presets that `--info presets` lists: `<file>: <section>`, or the name of a file."""
-    lines = applied_presets([*overrides], config_dir).splitlines()
-    found = [line.partition(", section ") for line in lines if line.startswith("/")]
-    return [f"{Path(file).stem}: {title}" if title else Path(file).stem for file, _, title in found]
+    """Return the presets that Hydra composes: `<file>: <section>`, or the name of a file."""
+    compose([*overrides], config_dir)
+    found = []
+    with hydra_initialized(config_dir):
+        loader = GlobalHydra.instance().config_loader()
+        for one in loader.compute_defaults_list("config", [*overrides], RunMode.RUN).defaults:
+            path = one.config_path or ""
+            source = next((one for one in loader.get_sources() if one.is_config(path)), None)
+            if path.startswith("preset/") and source and set(source.load_config(path).config) - {"defaults"}:
+                file, _, title = origin_of(Path(source.path), path).partition(", section ")
+                found.append(f"{Path(file).stem}: {title}" if title else Path(file).stem)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -279,19 +289,12 @@ def test_applied_presets_are_listed_in_order_of_precedence(overrides: str, prese
     assert applied(*overrides.split()) == presets
 
 
-def test_keys_of_a_preset_are_listed_with_the_overrides_that_replace_them() -> None:
-    rows = [line.split() for line in applied_presets(["agent.gamma=0.5"]).splitlines()]
-    assert ["env.num_envs", "8"] in rows
-    (gamma,) = (row for row in rows if row[0] == "agent.gamma")
-    assert (gamma[1], gamma[-1].rstrip(")")) == ("0.98", "0.5")
-
-
 def test_preset_of_a_user_is_listed_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "preset" / "ppo_pong.yaml"
     file.parent.mkdir()
     file.write_text("# @package _global_\nagent: {gamma: 0.9}\n")
     assert applied("env=pong", config_dir=tmp_path) == ["atari: ppo", "ppo_pong"]
-    assert str(file) in applied_presets(["env=pong"], tmp_path)
+    assert origins("agent.gamma", ["env=pong"], tmp_path)["agent.gamma"][-1] == (str(file), 0.9)
 
 
 def test_preset_of_a_user_for_a_part_is_applied(tmp_path: Path) -> None:
@@ -473,8 +476,6 @@ def test_agent_of_a_user_inherits_the_presets_of_its_parents(
     # The file of an agent has priority over the presets that it inherits.
     assert (agent.n_step, agent.batch_size, agent.gamma) == (2, 7, 0.5 if "another" in kind else 0.99)
     assert applied("agent=own", "preset=none", config_dir=tmp_path) == []
-    # A run that was started before presets were inherited has recorded this choice.
-    assert applied("agent=own", "preset=auto:own:cartpole", config_dir=tmp_path) == ["cartpole: own"]
 
 
 def test_environment_of_a_user_inherits_the_presets_of_its_parents(tmp_path: Path) -> None:
@@ -482,7 +483,6 @@ def test_environment_of_a_user_inherits_the_presets_of_its_parents(tmp_path: Pat
     (tmp_path / "env" / "long_swimmer.yaml").write_text("defaults: [swimmer, _self_]\nname: long\n")
     presets = ["mujoco: sac", "swimmer: sac"]
     assert applied("agent=sac", "env=long_swimmer", config_dir=tmp_path) == presets
-    assert applied("agent=sac", "env=long_swimmer", "preset=auto:sac:long_swimmer", config_dir=tmp_path) == []
 
 
 def test_section_for_an_unknown_agent_is_refused(tmp_path: Path) -> None:
@@ -562,8 +562,8 @@ def test_preset_of_a_user_can_extend_one_of_labrl(tmp_path: Path) -> None:
             {"ScaleReward": {"scale", "shift", "low", "high"}},
         ),
         (
-            ["env=pendulum", "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 2}"],
-            {"ScaleReward": {"scale"}},
+            ["env=pendulum", "transforms.reward={_target_: labrl.agents.transforms.SignReward}"],
+            {"SignReward": set()},
         ),
         (["env=pendulum", "transforms/reward=none"], {}),
         (["env=pong", "transforms/reward=none"], {}),

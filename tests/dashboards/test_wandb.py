@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -220,77 +218,6 @@ def test_rows_have_the_times_at_which_they_were_made(tmp_path: Path) -> None:
     times = [row["_timestamp"] for row in read_log(log).rows]
     expected = [start.timestamp() + 10, start.timestamp() + 20, last - 15, last]
     assert times == pytest.approx(expected, abs=0.01)
-
-
-class FakeTrackio(ModuleType):
-    """The part of Trackio that labrl uses. Rows stay as in its database."""
-
-    def __init__(self) -> None:
-        super().__init__("trackio")
-        self.runs: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def init(self, project: str, name: str, group: str, config: Any, resume: str, embed: bool) -> Any:
-        assert (resume, embed) == ("allow", False)
-        new = {"rows": [], "group": group, "config": config, "artifacts": [], "ended": False}
-        return FakeRun(self.runs.setdefault((project, name), new))
-
-    class Video:
-        """A video."""
-
-        def __init__(self, path: str, caption: str, format: str) -> None:
-            self.path = path
-
-    class Artifact:
-        """Files."""
-
-        def __init__(self, name: str, type: str, metadata: dict[str, Any]) -> None:
-            self.type, self.files = type, list[str]()
-
-        def add_file(self, path: str, name: str) -> None:
-            self.files.append(name)
-
-
-class FakeRun:
-    """A run of `FakeTrackio`."""
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        self.content = content
-        self._next_step = max((step for step, _ in content["rows"]), default=-1) + 1
-
-    def log(self, metrics: dict[str, Any], step: int) -> None:
-        self.content["rows"].append((step, metrics))
-
-    def log_artifact(self, artifact: Any) -> None:
-        self.content["artifacts"].append((artifact.type, artifact.files))
-
-    def finish(self) -> None:
-        self.content["ended"] = True
-
-
-def test_trackio_gets_each_row_once_across_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trackio = FakeTrackio()
-    monkeypatch.setitem(sys.modules, "trackio", trackio)
-    trial = Trial(tmp_path / "run", "wandb.tracker=trackio", "wandb.artifacts=[videos,media]")
-    trial.session.videos.mkdir()
-    (trial.session.videos / "last.mp4").write_bytes(b"video")
-    first = trial.send_to_wandb("online")
-    trial.play(100, 200, 300)
-    trial.save(200)
-    first.update()
-    trial.go_back(200)  # the sender is killed with the run, and started again by a resume
-    second = trial.send_to_wandb("online")
-    trial.play(300, 400)
-    trial.save(400)
-    trial.end(final_return=4.0)
-    second.finish()
-    ((project, name), found), *others = trackio.runs.items()
-    assert (project, name.startswith("run_"), others) == ("labrl", True, [])
-    assert [step for step, _ in found["rows"]] == [100, 200, 300, 400, 401]
-    assert by_frame([row for _, row in found["rows"][:4]]) == tables(trial.session.path)
-    assert found["rows"][-1][1]["summary/final_return"] == 4.0
-    assert found["rows"][-1][1]["videos/last"].path.endswith("last.mp4")
-    assert (found["artifacts"], found["ended"]) == ([("videos", ["last.mp4"])], True)
-    assert found["config"]["seed"] == 3
 
 
 def test_no_artifacts_are_sent_by_default(tmp_path: Path) -> None:

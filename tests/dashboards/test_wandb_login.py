@@ -52,17 +52,6 @@ def test_auto_follows_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str,
     assert mode() == expected
 
 
-def test_trackio_needs_no_login_but_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "trackio")
-    assert mode(tracker="trackio") == "online"
-    assert mode(tracker="trackio", mode="disabled") == "disabled"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError) as caught:
-        mode(tracker="trackio")
-    assert (caught.value.code, caught.value.key) == ("not-installed", "wandb.tracker")
-    assert mode() == "disabled"
-
-
 def test_configured_mode_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", "online")

@@ -126,8 +126,8 @@ def test_nan_observation_is_logged_with_environment_and_step(tmp_path: Path) -> 
 def test_diverging_loss_fails_the_session_without_numpy_warnings(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    huge = "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 1e30}"
-    result = labrl.train([*OVERRIDES, "+env.make.how=never", huge, f"hydra.run.dir={tmp_path / 'run'}"])
+    huge = ["transforms/reward=scale", "transforms.reward.scale=1e30"]
+    result = labrl.train([*OVERRIDES, "+env.make.how=never", *huge, f"hydra.run.dir={tmp_path / 'run'}"])
     assert "loss_value" in (result.sessions[0].error or "")
     assert "warning" not in (result.sessions[0].error or ""), "it refers to a warning that was not given"
     assert not recwarn.list, "NumPy warned of an overflow beside labrl's error"

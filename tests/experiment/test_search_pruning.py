@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from search_cases import pruner as made
 
-from labrl.config.compose import compose, to_plain
-from labrl.config.validate import dataclass_of
-from labrl.experiment.search.options import SearchConfig
-from labrl.experiment.search.pruners import HyperbandPruner, NoPruner, Pruner, Reports, WilcoxonPruner
+from labrl.experiment.search.pruners import HyperbandPruner, Pruner, Reports, WilcoxonPruner
 
 BUDGET = 90
 
@@ -167,20 +164,3 @@ def test_wilcoxon_pruner_needs_enough_sessions_for_its_threshold() -> None:
         tested = pruner("wilcoxon", p_threshold=threshold)
         assert isinstance(tested, WilcoxonPruner)
         assert tested.fewest_sessions == sessions
-
-
-@pytest.mark.parametrize(
-    ("recorded", "trials"),
-    [
-        ({"kind": "median", "startup_trials": 4, "warmup": 200}, 4),
-        ({"kind": "asha", "grace_period": None, "reduction_factor": 3}, None),
-        ({"kind": "hyperband", "grace_period": 10, "reduction_factor": 2}, None),
-    ],
-)
-def test_pruner_recorded_by_an_earlier_version_can_be_read(
-    recorded: dict[str, Any], trials: int | None
-) -> None:
-    plain = to_plain(compose([]))["search"]
-    read = dataclass_of(SearchConfig, {**plain, "pruner": recorded}, "search").pruner
-    assert not isinstance(read, NoPruner)
-    assert (read.kind, read.n_startup_trials, read.n_startup_rows) == (recorded["kind"], trials, None)

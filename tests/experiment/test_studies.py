@@ -76,7 +76,7 @@ def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
         "trials": trials,
     }
     path.mkdir(parents=True)
-    (path / "experiment.json").write_text(json.dumps({"format_version": 1, **info}))
+    (path / "experiment.json").write_text(json.dumps({"format_version": Experiment.FORMAT_VERSION, **info}))
     return Experiment(path)
 
 

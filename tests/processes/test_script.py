@@ -1,4 +1,4 @@
-"""Tests of training from a script or notebook: its classes reach the processes, which do not run it again."""
+"""Tests of training from a script or notebook: only its process has its classes, and none runs it again."""
 
 from __future__ import annotations
 
@@ -49,62 +49,43 @@ def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.extended
-def test_script_without_a_main_guard_trains_with_environments_in_processes(tmp_path: Path) -> None:
-    overrides = [*OWN, *QUICK, "env.vectorization=async", f"hydra.run.dir={tmp_path / 'a'}"]
-    script = f"""{ENVIRONMENT}
-gymnasium.register("Ten-v0", entry_point=Ten)
-
-def make():
-    return gymnasium.make("Ten-v0", disable_env_checker=True)
-
-print("ran")
-labrl.train([*{overrides}, "env.make={{_target_: __main__.make}}"])
-"""
-    assert run_script(script, tmp_path).stdout.count("ran") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+def test_script_without_a_main_guard_trains_once_with_several_sessions(tmp_path: Path) -> None:
+    (tmp_path / "tens.py").write_text(f"{ENVIRONMENT}\ngymnasium.register('Ten-v0', entry_point=Ten)")
+    overrides = ["env=gymnasium", *QUICK, "env.id=Ten-v0", "env.vectorization=async", "meta.max_session=2"]
+    script = tmp_path / "script.py"
+    script.write_text(f"import labrl, tens\nprint('ran')\nlabrl.train({[*overrides, 'hydra.run.dir=a']})\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("ran\n") == 1
     for session in json.loads((tmp_path / "a" / "run.json").read_text())["sessions"]:
         assert (session["status"], session["return_mean"]) == ("finished", 5.0)
 
 
 @pytest.mark.extended
-def test_several_sessions_know_what_modules_of_a_script_have_registered_and_refuse_its_own(
-    tmp_path: Path,
-) -> None:
-    module = f"{ENVIRONMENT}\ngymnasium.register('Ten-v0', entry_point=Ten)"
-    (tmp_path / "places").mkdir()
-    (tmp_path / "places" / "tens.py").write_text(module)
-    several = ["env=gymnasium", *QUICK, "meta.max_session=2"]
+def test_class_of_a_script_trains_and_resumes_in_its_process_only(tmp_path: Path) -> None:
+    own = [*OWN, *QUICK, "env.make={_target_: __main__.Ten}"]
+    registered = ["env=gymnasium", *QUICK, "env.id=Mine-v0"]
     script = f"""{ENVIRONMENT}
-import sys
-sys.path.append("places")
-import tens
-
 gymnasium.register("Mine-v0", entry_point=Ten)
-labrl.train([*{several}, "env.id=Ten-v0", "hydra.run.dir=a"])
-for own in (["env.id=Mine-v0"], [*{OWN}, "env.make={{_target_: __main__.Ten}}"]):
-    try:
-        labrl.train([*{several}, *own, "hydra.run.dir=b"])
-    except labrl.errors.InputError as error:
-        print(error.code)
+labrl.train([*{own}, "hydra.run.dir=a"])
+assert labrl.train(["+resume=a", "env.max_frame=200"]).return_mean == 5.0
+for overrides in ({own}, {registered}):
+    for apart in ("meta.max_session=2", "env.vectorization=async", "meta.async_eval=true"):
+        try:
+            labrl.train([*overrides, apart, "meta.rigorous_eval=1", "hydra.run.dir=b"])
+        except labrl.errors.InputError as error:
+            print(error.code)
+    folder = "hydra.sweep.dir=" + overrides[-1].partition("=")[0]
+    if labrl.sweep([*overrides, "seed=1,2", folder]).exit_code == 2:
+        print("target")
 """
-    assert run_script(script, tmp_path).stdout.split()[-2:] == ["target", "target"]
+    said = run_script(script, tmp_path).stdout
+    assert [line for line in said.splitlines() if line == "target"] == ["target"] * 8
+    assert any("__main__.Ten" in line for line in said.splitlines())
     assert not (tmp_path / "b").exists()
-    for session in json.loads((tmp_path / "a" / "run.json").read_text())["sessions"]:
-        assert (session["status"], session["return_mean"]) == ("finished", 5.0)
-
-
-def test_class_that_cannot_be_pickled_is_refused_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    namespace = {"__name__": "__main__"}
-    exec(f"import threading\n{ENVIRONMENT}\nTen.lock = threading.Lock()", namespace)
-    monkeypatch.setattr(sys.modules["__main__"], "Unsendable", namespace["Ten"], raising=False)
-    overrides = [*OWN, *QUICK, "env.make={_target_: __main__.Unsendable}", f"hydra.run.dir={tmp_path / 'a'}"]
-    with refused("target", "_target_") as error:
-        labrl.train([*overrides, "meta.max_session=2"])
-    assert "__main__.Unsendable" in str(error.value)
-    assert not (tmp_path / "a").exists()
-    assert labrl.train(overrides).return_mean == 5.0  # one session runs in this process, without pickling
+    with refused("target", "env.make._target_"):
+        labrl.train([f"+resume={tmp_path / 'a'}", "env.max_frame=300"])
 
 
 def test_target_of_another_script_is_refused_with_its_key() -> None:

@@ -259,11 +259,9 @@ def test_run_records_its_secret_nowhere_and_its_resume_asks_for_it(
         labrl.load("run").env()
     monkeypatch.setenv("LABRL_ENV_MAKE_API_KEY", "k3y-that-is-new")
     assert main(["+resume=run", "env.max_frame=128"]) == 0
-    assert "LABRL_ENV_MAKE_API_KEY" in capsys.readouterr().out
     monkeypatch.delenv("LABRL_ENV_MAKE_API_KEY")
     forget()
     assert main(["+resume=run", "env.max_frame=192", f"{KEY}={SECRET}"]) == 0
-    assert KEY in capsys.readouterr().out
     assert files_with("k3y-", "run") == []
     assert Run.open("run").read_info()["resumes"][-1]["forced"] is False
 
@@ -337,9 +335,6 @@ def test_grid_records_its_secrets_nowhere_and_its_resume_asks_for_them(
     assert KEY in capfd.readouterr().err
     monkeypatch.setenv("LABRL_ENV_MAKE_API_KEY", SECRET)
     assert main(again) == 0
-    printed = capfd.readouterr().out
-    assert "ANY_NAME" in printed
-    assert "LABRL_ENV_MAKE_API_KEY" in printed
     forget()
     monkeypatch.delenv("LABRL_ENV_MAKE_API_KEY")
     assert main(["-m", "+resume=grid", "env.max_frame=192", f"{KEY}={SECRET}"]) == 0
@@ -370,11 +365,9 @@ def test_search_records_its_secrets_nowhere_and_its_resume_asks_for_them(
     assert "LABRL_HYDRA_SWEEPER_STORAGE" in capfd.readouterr().err
     monkeypatch.setenv("LABRL_HYDRA_SWEEPER_STORAGE", "sqlite:///study.db?password=s3cret-of-db")
     assert main(again) == 0
-    assert "LABRL_HYDRA_SWEEPER_STORAGE" in capfd.readouterr().out
     monkeypatch.delenv("LABRL_HYDRA_SWEEPER_STORAGE")
     forget()
     assert main(["-m", "+resume=search", "meta.max_trial=3", url]) == 0
-    assert "hydra.sweeper.storage" in capfd.readouterr().out
     assert files_with("s3cret-of-db", ".") == []
 
 

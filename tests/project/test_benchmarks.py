@@ -170,7 +170,7 @@ def test_results_keep_the_latest_report_of_each_case(tmp_path: Path) -> None:
     assert "Abacus" in table
     assert [line.split("|")[4].strip() for line in table.splitlines()[2:4]] == ["4 (4 to 4)", "3 (3 to 3)"]
     assert (tmp_path / "chart.png").stat().st_size > 0
-    assert (tmp_path / "chart.svg").stat().st_size > 0
+    assert (tmp_path / "chart.pdf").stat().st_size > 0
 
 
 def test_table_shows_results_of_one_machine_only(tmp_path: Path) -> None:

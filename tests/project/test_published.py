@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from run_cases import config_with, rows_of, write_run
 
 from benchmarks import results
 from benchmarks.published import ENVS, Cell, as_markdown, as_rows, cells, extremes, from_rows, judged, summary
 from benchmarks.record import COLUMNS, POINTS, Records, session_rows
+from labrl.analysis.colors import VERMILLION
 from labrl.config.compose import compose, to_plain
 from labrl.errors import WRONG_INPUT
 from labrl.run.find import load_run
@@ -323,23 +325,25 @@ def test_page_of_curves_has_a_picture_with_the_published_score_or_names_the_cell
         {"name": "breakout_ppo", "session": "0", "frames": "5", "budget": "5", "return": "1", "best": "1"},
         {"name": "pong_a2c", "session": "0", "frames": "5", "budget": "5", "return": "1", "best": "1"},
     )
-    (tmp_path / "results" / "breakout_ppo.svg").write_text("an earlier picture")
+    (tmp_path / "results" / "breakout_ppo.png").write_text("an earlier picture")
     run_with(tmp_path / "runs" / "acrobot_ppo", [-90.0, -80])
     run_with(tmp_path / "runs" / "pong_ppo", [3.0])
-    (tmp_path / "results" / "pong_ppo.svg").write_text("a picture that is drawn anew with others")
+    (tmp_path / "results" / "pong_ppo.png").write_text("a picture that is drawn anew with others")
     results.write_page(tmp_path / "runs")
     page = (tmp_path / "results" / "curves.md").read_text()
-    pictures = re.findall(r"\]\(([^)]*\.svg)\)", page)
-    assert pictures == ["curves_acrobot.svg", "curves_atari.svg", "breakout_ppo.svg"]
-    drawn = {name: (tmp_path / "results" / name).read_text() for name in pictures}
-    assert ">published</text>" in drawn["curves_acrobot.svg"]
-    assert ">published</text>" not in drawn["curves_atari.svg"]
+    pictures = re.findall(r"\]\(([^)]*\.png)\)", page)
+    assert pictures == ["curves_acrobot.png", "curves_atari.png", "breakout_ppo.png"]
+    drawn = {name: (tmp_path / "results" / name).read_bytes() for name in pictures}
+    line = tuple(bytes.fromhex(VERMILLION[1:]))
+    for name, published in (("curves_acrobot.png", True), ("curves_atari.png", False)):
+        picture = Image.open(tmp_path / "results" / name).convert("RGB")
+        assert (line in {color for _, color in picture.getcolors(1 << 24)}) == published
     assert "- `cartpole_sarsa`" in page
     assert "- `pong_a2c`" in page
-    assert not (tmp_path / "results" / "pong_ppo.svg").exists()
+    assert not (tmp_path / "results" / "pong_ppo.png").exists()
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results" / "curves.md").read_text() == page
-    assert {name: (tmp_path / "results" / name).read_text() for name in pictures} == drawn
+    assert {name: (tmp_path / "results" / name).read_bytes() for name in pictures} == drawn
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "dqn", "rainbow"])

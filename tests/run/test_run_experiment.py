@@ -88,7 +88,7 @@ def test_file_is_complete_after_a_kill_while_writing(tmp_path: Path) -> None:
         marker.unlink()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format_version": 1, "trials": [{"number": 0}]}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format_version": 3, "trials": [{"number": 0}]}'])
 def test_damaged_experiment_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "experiment.json").write_text(content)
     with damaged(tmp_path / "experiment.json"):

@@ -222,7 +222,7 @@ def test_files_of_runs_and_reports_do_not_make_a_repository_dirty(repository: Pa
     run = Run.create(repository / "outputs" / "first")
     (run.session(0).path / "train.csv").write_text("frame\n1\n")
     (repository / "comparison" / "plots").mkdir(parents=True)
-    for name in ("report.html", "statistics.csv", "statistics.json", "plots/a.svg"):
+    for name in ("report.html", "statistics.csv", "statistics.json", "plots/a.pdf"):
         (repository / "comparison" / name).write_text("written by labrl-report\n")
     facts, diff = describe_repository(repository)
     assert not facts["dirty"]

@@ -17,6 +17,7 @@ from run_cases import config_with
 
 from labrl.analysis.report.build import build
 from labrl.run.atomic import write_json
+from labrl.run.experiment import Experiment
 from labrl.run.run import Run
 
 COLUMNS = (
@@ -120,7 +121,13 @@ def write_experiment(path: Path, runs: Sequence[tuple[str, Mapping[str, Any]]], 
         {"number": number, "overrides": [], "folder": folder, "status": "finished", "error": None, **more}
         for number, (folder, more) in enumerate(runs)
     ]
-    content = {"format_version": 1, "kind": "grid", "status": "finished", "overrides": [], "trials": trials}
+    content = {
+        "format_version": Experiment.FORMAT_VERSION,
+        "kind": "grid",
+        "status": "finished",
+        "overrides": [],
+        "trials": trials,
+    }
     write_json(path / "experiment.json", {**content, "command": ["labrl", "-m"], **facts})
     return path
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from exact_cases import rows
 
 import labrl
@@ -130,22 +129,6 @@ def test_each_published_configuration_is_accepted() -> None:
         assert agent_target(again.choices["agent"]) == config.agent.target
 
 
-def test_missing_key_of_meta_has_its_default_and_is_named(
-    first: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (first / "config.yaml").read_text()
-    Path("saved.yaml").write_text(text.replace("  kernels: auto\n", "").replace("  project: labrl\n", ""))
-    assert main(["+rerun=saved.yaml", "seed=3", "hydra.run.dir=again"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "meta.kernels" in line]
-    assert "wandb.project" in line
-    assert yaml.safe_load(Path("again/config.yaml").read_text())["meta"]["kernels"] == "auto"
-    assert yaml.safe_load(Path("again/overrides.yaml").read_text())[:3] == [
-        "agent=random",
-        "env=cartpole",
-        "seed=3",
-    ]
-
-
 @pytest.mark.parametrize(
     ("content", "code", "key"),
     [
@@ -154,6 +137,7 @@ def test_missing_key_of_meta_has_its_default_and_is_named(
         ("words", "missing", "agent"),
         ("agent: {}\nenv: {}", "missing", "meta"),
         ("agent: {}\nenv: {}\nmeta: {}\nwandb: off", "missing", "wandb"),
+        (lambda text: text.replace("  kernels: auto\n", ""), "missing", "meta.kernels"),
         (lambda text: text.replace("num_envs: 8", "num_envs: many"), "type", "env.num_envs"),
         (lambda text: text.replace("num_envs: 8", "num_envs: 8\n  extra: box2d"), "unknown-key", "env.extra"),
         (lambda text: text.replace("  vectorization: auto\n", ""), "missing", "env.vectorization"),

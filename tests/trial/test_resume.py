@@ -22,15 +22,12 @@ from exact_cases import (
     rows,
     small,
 )
-from run_cases import rising, write_run
 from tensorboard_files import board
 
 from labrl.cli import main
 from labrl.errors import FAILED
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run import Run
 from labrl.session.callbacks.callback import Callback, SessionView
-from labrl.trial.again import overrides_of
 
 PPO = small("ppo", "cartpole")
 TENSORBOARD = "meta.tensorboard=true"
@@ -380,18 +377,3 @@ def test_nondeterministic_environment_resumes_with_new_episodes(
     assert "dice" in log
     frames = [int(row["frame"]) for row in rows(Path("run/session_0/train.csv"))]
     assert frames == [200, 400, 600, 800, 1000, 1200]
-
-
-@pytest.mark.parametrize(
-    ("agent", "env", "kept"),
-    [("ppo", "cartpole", False), ("ppo", "pong", False), ("own", "cartpole", True), ("ppo", "own", True)],
-)
-def test_run_from_before_presets_were_inherited_keeps_its_presets(
-    agent: str, env: str, kept: bool, tmp_path: Path
-) -> None:
-    run = Run(write_run(tmp_path / "run", [rising(10)]))
-    preset = f"auto:{agent}:{env}"
-    record = {**json.loads(run.provenance_json.read_text()), "overrides": [f"agent={agent}"]}
-    record["choices"] = {"agent": agent, "env": env, "preset": preset}
-    run.provenance_json.write_text(json.dumps(record))
-    assert (f"preset={preset}" in overrides_of(run)) == kept

@@ -139,7 +139,7 @@ def test_latest_is_the_newest_run_with_the_chosen_options(capsys: pytest.Capture
         "": "labrl -m +resume=runs/a",  # experiments are resumed by another command
         "env=cartpole": "runs/c",
         "agent=random env=pendulum": "runs/b",
-        "meta=default preset=auto:random:cartpole": "runs/c",
+        "meta=default preset=random:cartpole": "runs/c",
     }.items():
         capsys.readouterr()
         assert main(["+resume=latest", *overrides.split()]) == 2

@@ -1,4 +1,4 @@
-"""Plots as PNG and SVG files, drawn by Matplotlib from the charts of a report."""
+"""Plots as PNG and PDF files, drawn by Matplotlib from the charts of a report."""
 
 from __future__ import annotations
 
@@ -36,10 +36,6 @@ PANELS = 3
 SMOOTHED = 20
 """Minimum number of rows for which a curve that is drawn alone also shows its moving average."""
 
-_DATES = {"svg": "Date", "pdf": "CreationDate"}
-"""For each format, name of the metadata entry with the current time. The entry is left out, because it would
-change the bytes of the file."""
-
 STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
 
@@ -47,28 +43,23 @@ class Sheet(NamedTuple):
     """One figure, with a single chart or with several charts as panels."""
 
     name: str
-    """File name of its PNG and SVG, without the suffix."""
+    """File name of its PNG and PDF, without the suffix."""
     charts: Sequence[Chart]
     axis: str
     """Name of the axis against which the charts are drawn."""
     title: str
     only: str = ""
     """Key of the lines that are drawn; empty for all."""
-    seeds: bool = True
-    """Whether the thin lines of seeds are drawn."""
-    size: tuple[float | None, float | None] = (None, None)
-    """Width and height in inches; None for the usual width or height."""
 
     def lines(self, chart: Chart) -> list[Line]:
         """Return the lines of a chart that this figure draws."""
-        lines = [line for line in chart.lines if self.axis in line.views and self.only in ("", line.key)]
-        return [line for line in lines if self.seeds or line.role != "seed"]
+        return [line for line in chart.lines if self.axis in line.views and self.only in ("", line.key)]
 
 
-def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write `<name>.<format>` for each sheet that has a value to show. Return the paths.
 
-    formats: `png`, `svg` or `pdf`. Equal sheets give equal bytes.
+    formats: `png` and `pdf`. Equal sheets give equal bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -95,9 +86,8 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = 
                 if not axis.get_label_text():  # otherwise all ticks are measured to place an empty label
                     axis.set_label_coords(0, 0)
             for form in formats:
-                options: dict[str, Any] = {
-                    "metadata": {_DATES.get(form, "Software"): None, "Creator": "labrl"}
-                }
+                # The current time would change the bytes of the file.
+                options: dict[str, Any] = {"metadata": {"CreationDate": None, "Creator": "labrl"}}
                 if form == "png":
                     # Takes a third less time for a wide PNG than zlib's default of 6, and 6 % more bytes.
                     options = {"metadata": {"Software": "labrl"}, "pil_kwargs": {"compress_level": 3}}
@@ -156,7 +146,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
     if chart.axes[sheet.axis].ticks:
         shown = []  # the names are at the axis
     legend = 0.15 * len(shown) if shown else 0.3
-    figure, (axes,) = _figure(used, sheet.size, (COLUMN, 2.1 + legend), bottom=0.42 + legend)
+    figure, (axes,) = _figure(used, (COLUMN, 2.1 + legend), bottom=0.42 + legend)
     _draw(axes, sheet, chart)
     axes.set_title(sheet.title, loc="left")
     axes.set_ylabel(chart.title.lower())
@@ -172,7 +162,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
 
 def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figure:
     rows, columns = -(-len(charts) // PANELS), min(PANELS, len(charts))
-    figure, panels = _figure(used, sheet.size, (TEXT, 0.85 + 1.2 * rows), rows, columns, top=0.42)
+    figure, panels = _figure(used, (TEXT, 0.85 + 1.2 * rows), rows, columns, top=0.42)
     for axes, chart in zip(panels, charts, strict=False):
         _draw(axes, sheet, chart, ticks=3)
         axes.set_title(chart.title, loc="left", pad=3)
@@ -190,8 +180,7 @@ def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
 
 def _figure(
     used: Figure | None,
-    wanted: tuple[float | None, float | None],
-    usual: tuple[float, float],
+    size: tuple[float, float],
     rows: int = 1,
     columns: int = 1,
     top: float = 0.22,
@@ -200,8 +189,8 @@ def _figure(
     """Return a figure and its axes, row by row. If there is a figure `used`, it is returned without its old
     curves.
 
-    used: a figure with the same charts, or None; wanted: width and height in inches, where None stands for
-    the value in `usual`. The margins are fixed, because measuring every label takes as long as drawing.
+    used: a figure with the same charts, or None; size: width and height in inches. The margins are fixed,
+    because measuring every label takes as long as drawing.
     """
     if used is not None:
         for axes in used.axes:
@@ -212,8 +201,8 @@ def _figure(
         for legend in used.legends:
             legend.remove()
         return used, used.axes
-    width, height = wanted[0] or usual[0], wanted[1] or usual[1]
-    figure = Figure(figsize=(width, height))
+    width, height = size
+    figure = Figure(figsize=size)
     FigureCanvasAgg(figure)
     left, right, beside, between = 0.52, 0.1, 0.45, 0.42
     inner_width = (width - left - right - beside * (columns - 1)) / columns

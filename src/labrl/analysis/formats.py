@@ -104,16 +104,6 @@ def brackets(value: float | None, low: float | None, high: float | None) -> str:
     return f"{text} [{', '.join(ends)}]"
 
 
-def brackets_by_width(value: float | None, low: float | None, high: float | None) -> str:
-    """Format a value with its interval, rounded to the second significant digit of half the interval's width,
-    such as `163 [151, 175]`."""
-    if value is None or low is None or high is None or not high > low:
-        return brackets(value, low, high)
-    decimals = 1 - math.floor(math.log10((high - low) / 2))
-    ends = (f"{round(one, decimals) + 0.0:,.{max(decimals, 0)}f}" for one in (value, low, high))
-    return "{} [{}, {}]".format(*ends)
-
-
 def shorten(text: str, width: int) -> str:
     """Cut text in the middle to `width` characters, because the end usually distinguishes names."""
     if len(text) <= width:

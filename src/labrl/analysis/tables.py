@@ -1,4 +1,4 @@
-"""A comparison as a table: Markdown, CSV, LaTeX, or text for a terminal."""
+"""A comparison as a table: Markdown, CSV, or text for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from labrl.analysis.formats import METHODS, UNKNOWN, brackets, brackets_by_width, number
+from labrl.analysis.formats import METHODS, UNKNOWN, brackets, number
 from labrl.analysis.groups import value_text
 from labrl.analysis.intervals import PAIR_MEANING, PAIR_METHODS, statistic_of
 from labrl.analysis.statistics import MEASURES, improvement, info_columns, rank_groups
@@ -93,11 +93,10 @@ def as_csv(table: pl.DataFrame) -> str:
     return table.write_csv() if table.width else "\n"
 
 
-def as_markdown(table: pl.DataFrame, for_paper: bool = False) -> str:
-    """Return the table in GitHub Markdown, with intervals as `value [low, high]`. for_paper: see
-    `readable`."""
+def as_markdown(table: pl.DataFrame) -> str:
+    """Return the table in GitHub Markdown, with intervals as `value [low, high]`."""
     # The cells after the first two are numbers, whose brackets are not escaped.
-    return markdown_lines(readable(table, for_paper), texts=2)
+    return markdown_lines(readable(table), texts=2)
 
 
 def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
@@ -122,36 +121,11 @@ def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
 
-def as_latex(table: pl.DataFrame) -> str:
-    """Return the table as a `tabular` for the booktabs package, with the digits of a paper (see `readable`).
-    The final return of the best group of an environment is bold if the seeds decide which group is the
-    best."""
-    head, *body = readable(table, for_paper=True) or [[]]
-    if not head:
-        return ""
-    lines = [rf"\begin{{tabular}}{{ll{'r' * (len(head) - 2)}}}", r"\toprule"]
-    lines.append(" & ".join(map(escape_latex, head)) + r" \\")
-    env = None
-    for row, cells, is_best in zip(table["env"], body, table["best"], strict=True):
-        texts = [escape_latex(cell) for cell in cells]
-        if row == env:
-            texts[0] = ""
-        else:
-            lines.append(r"\midrule")
-        if is_best:
-            texts[3] = rf"\textbf{{{texts[3]}}}"
-        env = row
-        lines.append(" & ".join(texts) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def readable(table: pl.DataFrame, for_paper: bool = False) -> list[list[str]]:
+def readable(table: pl.DataFrame) -> list[list[str]]:
     """Return the headings, then a line for each row, with every cell as text; empty without rows.
 
-    for_paper: whether the width of an interval determines the digits of its estimate (see
-    `brackets_by_width`). Columns without any known value are left out.
+    Columns without any known value are left out.
     """
-    text_of = brackets_by_width if for_paper else brackets
     if table.is_empty():
         return []
     rows = table.to_dicts()
@@ -166,14 +140,14 @@ def readable(table: pl.DataFrame, for_paper: bool = False) -> list[list[str]]:
     of_info = {name: name for name in table.columns if f"{name}/low" in table.columns}
     for measure, name in {**ESTIMATES, **of_info}.items():
         low, high = (f"{measure}{'/' if measure in of_info else '_'}{end}" for end in ("low", "high"))
-        columns[f"{name} ({statistic})"] = [text_of(row[measure], row[low], row[high]) for row in rows]
+        columns[f"{name} ({statistic})"] = [brackets(row[measure], row[low], row[high]) for row in rows]
     columns[f"frames to {number(threshold[0]) if len(threshold) == 1 else 'threshold'}"] = [
         number(row["frames_to_threshold"])
         + (f" ({row['reached']} of {row['seeds']})" if 0 < row["reached"] < row["seeds"] else "")
         for row in rows
     ]
     columns[f"P(better than {rival[0] if len(rival) == 1 else 'the best'})"] = [
-        text_of(row["improvement"], row["improvement_low"], row["improvement_high"]) for row in rows
+        brackets(row["improvement"], row["improvement_low"], row["improvement_high"]) for row in rows
     ]
     shown = {name: cells for name, cells in columns.items() if set(cells) != {UNKNOWN}}
     return [list(shown), *map(list, zip(*shown.values(), strict=True))]
@@ -194,25 +168,3 @@ def _markdown(text: str) -> str:
     brackets = r"\[\]" if re.search(r"\][(\[]", text) else ""
     text = re.sub(rf"([\\`*|~{brackets}]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
     return re.sub(r"\s+", " ", text)
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "−": "$-$",
-    "–": "--",
-    "…": r"\dots{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-}
-
-
-def escape_latex(text: str) -> str:
-    """Escape the characters that have a meaning in TeX, and protect a cell that begins with [ or *."""
-    text = re.sub(r"(?<![\w-])-(?=\d)", "−", text)
-    escaped = "".join(_LATEX.get(sign, sign) for sign in re.sub(r"\s+", " ", text))
-    return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped

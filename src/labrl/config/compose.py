@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import key_of, split_override, walk, written
+from labrl.config.keys import key_of, split_override, walk
 from labrl.errors import Code, InputError, LabrlError, sentences
 
 if TYPE_CHECKING:
@@ -118,28 +118,6 @@ def find_modules(config_dir: str | os.PathLike[str] | None) -> None:
             sys.path.append(str(folder))  # last, so that it shadows no package
 
 
-def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | None = None) -> str:
-    """Return a text with the presets that `labrl <overrides>` composes and the keys that each sets.
-
-    The presets are in order of increasing priority. A value that is replaced later is followed by the final
-    value. Raises InputError as `compose` does.
-    """
-    from labrl.config.presets import FILE
-
-    cfg = compose(overrides, config_dir)
-    final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
-    lines = []
-    for path, origin, content in _composed_files(overrides, config_dir):
-        is_agent = path.startswith(f"preset/{FILE}")
-        values = _values(content, components=not is_agent) if path.startswith("preset/") else {}
-        lines += [origin] if values else []
-        width = max(map(len, values), default=0)
-        for key, value in values.items():
-            replaced = "" if final.get(key) == value else f"  (replaced by {written(final.get(key))})"
-            lines.append(f"  {key:{width}}  {written(value)}{replaced}")
-    return "\n".join(lines or ["No preset applies."])
-
-
 def origins(
     key: str, overrides: list[str], config_dir: str | os.PathLike[str] | None = None
 ) -> dict[str, list[tuple[str, Any]]]:
@@ -151,12 +129,11 @@ def origins(
     from labrl.mistakes.names import all_keys, unknown_key
 
     cfg = compose(overrides, config_dir)
-    final = _values(OmegaConf.to_container(cfg, resolve=False), components=False)
+    final = _values(OmegaConf.to_container(cfg, resolve=False))
     asked = [one for one in final if not key or _within(one, key) or _within(key, one)]
     if not asked:
         raise InputError.of([unknown_key(key, "", all_keys(cfg))])
-    files = _composed_files(overrides, config_dir)
-    sources = [(origin, _values(content, components=False)) for _, origin, content in files]
+    sources = [(origin, _values(content)) for origin, content in _composed_files(overrides, config_dir)]
     typed = [one for one in overrides if "." in key_of(one) or key_of(one) in final]
     sources += [(f"override {one}", {key_of(one): split_override(one)[1]}) for one in typed]
     return {
@@ -176,8 +153,8 @@ def _within(key: str, whole: str) -> bool:
 
 def _composed_files(
     overrides: list[str], config_dir: str | os.PathLike[str] | None
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield Hydra's path, the file and the content of each configuration, in the order of composition."""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the file and the content of each configuration, in the order of composition."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
@@ -193,19 +170,14 @@ def _composed_files(
                 content.pop("defaults", None)
                 for name in reversed((one.package or "").split(".")):
                     content = {name: content} if name not in ("", "_global_") else content
-                yield path, origin_of(Path(source.path), path), content
+                yield origin_of(Path(source.path), path), content
 
 
-def _values(node: Any, components: bool = True) -> dict[str, Any]:
-    """Return the values of a configuration by full key. A schedule counts as one value.
-
-    components: whether a component also counts as one value.
-    """
+def _values(node: Any) -> dict[str, Any]:
+    """Return the values of a configuration by full key. A schedule counts as one value."""
     found: dict[str, Any] = {}
     for key, value in walk(node):
-        is_group = isinstance(value, Mapping) and bool(value) and "kind" not in value
-        if isinstance(value, Mapping) and "_target_" in value:
-            is_group = not components
+        is_group = isinstance(value, Mapping) and value and ("kind" not in value or "_target_" in value)
         if key and not is_group and not any(_within(key, whole) for whole in found):
             found[key] = value
     return found
@@ -271,7 +243,7 @@ def naming_preset(
         found = section(config_folder(), preset)
         mistakes = from_preset(error.mistakes, preset, all_keys(found[2]) if found else [], agent)
         if preset != "none" and not is_labrls("agent", agent):
-            inherited = " If it is set by a preset that the agent inherits (--info presets), set preset=none."
+            inherited = " If it is set by a preset that the agent inherits (--info origin), set preset=none."
             mistakes = [
                 InputError(one.message + inherited, code=one.code, key=one.key)
                 if one.code == "unknown-key"
@@ -294,9 +266,9 @@ def _files_of_user(overrides: Sequence[str], config_dir: str | os.PathLike[str] 
     typed = set(map(key_of, overrides))
     return {
         key: origin
-        for _, origin, content in _composed_files(list(overrides), config_dir)
+        for origin, content in _composed_files(list(overrides), config_dir)
         if origin.startswith(os.path.abspath(config_dir))
-        for key in _values(content, components=False)
+        for key in _values(content)
         if key not in typed
     }
 

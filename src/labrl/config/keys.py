@@ -16,9 +16,6 @@ from labrl.schedules import expanded, short_form
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-RECORDED = "auto:"
-"""Prefix of the choice of presets that runs recorded before users' agents inherited presets."""
-
 
 def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the full key and value of `node`, whose key is `key`, and of everything below it."""
@@ -30,20 +27,6 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         for index, inner in enumerate(node):
             yield from walk(inner, f"{key}[{index}]")
 
-
-NEW: dict[str, Any] = {
-    "high": None,
-    "info_keys": None,
-    "low": None,
-    "normalize_value": False,
-    "reset_options": None,
-    "restarts": 0,
-    "scale": 1.0,
-    "sde": None,
-    "shift": 0.0,
-    "wrappers": [],
-}
-"""Options that earlier versions did not record, with the values that their runs had."""
 
 RATE = "agent.lr.rate"
 """Key of an adapted learning rate. The rate is part of the state, so a new value applies after a resume."""
@@ -93,12 +76,6 @@ class Change:
         key."""
         return self.old is not ABSENT and self.new is not ABSENT
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the key did not exist when the old configuration was recorded, and changes nothing."""
-        name = self.key.rpartition(".")[2]
-        return self.old is ABSENT and name in NEW and self.new == NEW[name]
-
     def as_json(self) -> dict[str, Any]:
         """Return a dict with `key` and with its values `then` and `now`, without values that are ABSENT."""
         values = {"then": self.old, "now": self.new}
@@ -123,7 +100,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") ->
 
 def contradictions(found: Iterable[Change]) -> list[Change]:
     """Return the changes that a resume must refuse, because they would have affected earlier training."""
-    return [one for one in found if not (traits(one.key).resume or one.is_new)]
+    return [one for one in found if not traits(one.key).resume]
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -19,7 +19,6 @@ from omegaconf._yaml import get_yaml_loader
 
 from labrl.component import TargetError, load_target
 from labrl.config import config_folder
-from labrl.config.keys import RECORDED
 from labrl.envs.games import games
 from labrl.errors import InputError
 
@@ -147,13 +146,9 @@ def generated(path: str) -> dict[str, Any] | None:
     if name.startswith(FILE):
         content = _content("agent", name.removeprefix(FILE))
         return {"agent": {key: value for key, value in content.items() if key != "defaults"}}
-    agent, env, *options = name.removeprefix(RECORDED).split(":")
+    agent, env, *options = name.split(":")
     agents, envs = ancestors("agent", agent), ancestors("env", env)
     parts = [] if options else _parts(agent, envs)
-    if name.startswith(RECORDED) and not is_labrls("agent", agent):
-        agents, parts = [agent], []
-    if name.startswith(RECORDED) and not is_labrls("env", env):
-        envs = [env]
     if parts:  # resolved in a second step, with the chosen options
         return {"defaults": [":".join([name, *(f"${{agent/{part}}}" for part in parts)])]}
     names = _existing(options, envs)

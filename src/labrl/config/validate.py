@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
-from labrl.config.keys import NEW, walk, written
+from labrl.config.keys import walk, written
 from labrl.config.traits import annotation, dataclasses_in, hints
 from labrl.errors import Code, InputError, LabrlError, sentences
 from labrl.mistakes.names import (
@@ -100,14 +100,9 @@ def _strict(schema: Any) -> Any:
 
 
 def _note(cls: type, node: Any, info: _Info) -> Any:
-    """Record the allowed names in `node`, which will become a `cls`.
-
-    Returns `node` with the keys that earlier versions of labrl did not record.
-    """
+    """Record the allowed names in `node`, which will become a `cls`. Return `node`."""
     info.context.known.setdefault(id(node), {}).update(hints(cls))
-    if not isinstance(node, Mapping):
-        return node
-    return {**{name: value for name, value in NEW.items() if name in hints(cls)}, **node}
+    return node
 
 
 def _component_of(node: Any, info: _Info) -> Component:

@@ -59,7 +59,7 @@ def _start(sessions: Sequence[WandbSession]) -> None:
     """Start all sessions. If the first one cannot reach W&B, all are kept offline, so that the process waits
     only once."""
     first, *others = sessions
-    if first.mode == "online" and first.tracker == "wandb":
+    if first.mode == "online":
         try:
             first.start()
         except Exception as error:

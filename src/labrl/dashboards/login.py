@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import importlib.util
 import netrc
 import os
 import urllib.parse
@@ -22,13 +21,8 @@ _MODES: dict[str, Mode] = {"offline": "offline", "dryrun": "offline", "disabled"
 def choose_mode(config: WandbConfig) -> tuple[Mode, str | None]:
     """Return the mode for a run, and a line to print at its start (None for no line).
 
-    Raises InputError if `wandb.mode` is online but there is no login, because labrl never asks for one, or if
-    Trackio is requested but not installed.
+    Raises InputError if `wandb.mode` is online but there is no login, because labrl never asks for one.
     """
-    if config.tracker == "trackio" and config.mode != "disabled":
-        if importlib.util.find_spec("trackio") is None:
-            raise InputError.not_installed("wandb.tracker=trackio", "trackio", "trackio")
-        return "online", f"Trackio: project {config.project}; view it with: trackio show"
     mode, why = config.mode, ""
     if mode == "auto" and (asked := _MODES.get(os.environ.get("WANDB_MODE") or _settings().get("mode", ""))):
         mode, why = asked, " (set in W&B's own settings)"

@@ -33,8 +33,6 @@ class WandbConfig:
     """Settings of Weights & Biases, where each session is one run and the sessions of a trial form a
     group."""
 
-    tracker: Literal["wandb", "trackio"]
-    """Where runs are sent: Weights & Biases, or Trackio, which keeps them on this machine."""
     mode: Literal["auto", "online", "offline", "disabled"]
     """auto: the mode in WANDB_MODE or in W&B's own settings; if neither sets one, online if there is a login
     and disabled if not."""

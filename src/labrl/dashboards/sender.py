@@ -63,7 +63,7 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
     changes: values of `WandbConfig` that replace those of the run. Raises BusyFolderError if the run is still
     running, and InputError if an option is wrong or there is no login.
     """
-    options = {"tracker": "wandb", **run.read_config().get("wandb", {}), "mode": "online", **changes}
+    options = {**run.read_config().get("wandb", {}), "mode": "online", **changes}
     try:
         config = dataclass_of(WandbConfig, options, "wandb")
     except InputError as error:  # the user set an option of labrl-wandb, not a key
@@ -134,7 +134,7 @@ def _finish(
         say(f"W&B: {warnings[0]} (log: {run.path / LOG})")
         if len(urls) == len(found):
             say(f"W&B: upload the rest with: labrl-wandb {shlex.quote(str(run.path))}")
-    arrived = config.tracker == "trackio" or len(urls) == len(found)
+    arrived = len(urls) == len(found)
     if not arrived:
         folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
         say(f"W&B: saved in the run folder; upload it with: wandb sync {folders}")

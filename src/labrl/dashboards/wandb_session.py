@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
-import importlib
 import logging
 import os
 import secrets
@@ -53,7 +51,6 @@ class WandbSession:
         """mode: online or offline; options: a `WandbConfig` as plain data."""
         self.folder: RunSession = run.session(index)
         self.mode = mode
-        self.tracker = str(options["tracker"])
         self.warning: str | None = None
         """Text on the first problem; None if there was none."""
         self.ended = False
@@ -77,28 +74,19 @@ class WandbSession:
     def start(self) -> None:
         """Create or continue the W&B run. Raises the errors of W&B."""
         self._record()  # so that the id survives a kill from now on
-        if self.tracker == "trackio":
-            import trackio
-
-            # Trackio finds a run by its name, and ends the one that its context has before it starts another.
-            names = self._names()
-            names["name"] += f"_{self._id}"
-            self._wandb = contextvars.Context().run(trackio.init, **names, resume="allow", embed=False)
-            self._sent = self._wandb._next_step - 1  # not public, but exact even after a kill
-        else:
-            # Remove logs that never left this machine, because their rows are written again.
-            for log in (self.folder.path / "wandb").glob(f"*run-*-{self._id}"):
-                offline = log.name.startswith("offline-")
-                if self._logs.get(log.name, -1) < 0 or (offline and not list(log.glob("*.synced"))):
-                    shutil.rmtree(log, ignore_errors=True)
-                    self._logs.pop(log.name, None)
-            self._wandb = self._init()
-            self._sent = max(self._logs.values(), default=-1)
-            if self.mode == "online":
-                self._sent = self._wandb.starting_step - 1
-            self._wandb.define_metric("frame")
-            for table in ("train", "eval"):
-                self._wandb.define_metric(f"{table}/*", step_metric="frame")
+        # Remove logs that never left this machine, because their rows are written again.
+        for log in (self.folder.path / "wandb").glob(f"*run-*-{self._id}"):
+            offline = log.name.startswith("offline-")
+            if self._logs.get(log.name, -1) < 0 or (offline and not list(log.glob("*.synced"))):
+                shutil.rmtree(log, ignore_errors=True)
+                self._logs.pop(log.name, None)
+        self._wandb = self._init()
+        self._sent = max(self._logs.values(), default=-1)
+        if self.mode == "online":
+            self._sent = self._wandb.starting_step - 1
+        self._wandb.define_metric("frame")
+        for table in ("train", "eval"):
+            self._wandb.define_metric(f"{table}/*", step_metric="frame")
         self._record()
 
     def update(self) -> None:
@@ -117,7 +105,7 @@ class WandbSession:
         self._next = time.monotonic() + _SHARE_OF_READING * (time.monotonic() - now)
 
     def _log(self, metrics: dict[str, Any], step: int) -> None:
-        self._wandb.log(metrics, step=step, **({"commit": True} if self.tracker == "wandb" else {}))
+        self._wandb.log(metrics, step=step, commit=True)
         self._sent = step
 
     def wants(self, artifact: str) -> bool:
@@ -134,18 +122,16 @@ class WandbSession:
         self.update()
         result = self.folder.read_result() or {"status": "failed"}
         facts = {key: result[key] for key in _SUMMARY if result.get(key) is not None}
-        media = {}
+        self._wandb.summary.update(facts)
         if self.wants("media"):
-            video = importlib.import_module(self.tracker).Video
+            from wandb import Video
+
+            media = {}
             for path in sorted(self.folder.videos.glob("*.mp4")):
                 name = path.stem.partition("_")[0]  # best or latest
-                media[f"videos/{name}"] = video(str(path), caption=path.stem.replace("_", " "), format="mp4")
-        if self.tracker == "wandb":
-            self._wandb.summary.update(facts)
-        else:
-            media |= {f"summary/{key}": value for key, value in facts.items()}
-        if media:
-            self._log({"frame": self._sent, **media}, self._sent + 1)
+                media[f"videos/{name}"] = Video(str(path), caption=path.stem.replace("_", " "), format="mp4")
+            if media:
+                self._log({"frame": self._sent, **media}, self._sent + 1)
         best = self.folder.checkpoints / "best"
         if self.wants("best") and (manifest := read_json(best / "manifest.json")):
             frame, rows = manifest["frame"], self.folder.read_rows("eval")
@@ -155,8 +141,7 @@ class WandbSession:
             self._add("videos", "videos", self.folder.videos, "*.mp4")
         if report is not None:
             self._add("report", "report", report.parent, report.name)
-        code = _EXIT_CODES.get(result["status"], FAILED)
-        self._wandb.finish(**({"exit_code": code} if self.tracker == "wandb" else {}))
+        self._wandb.finish(exit_code=_EXIT_CODES.get(result["status"], FAILED))
         self.ended = True
 
     def fail(self, error: Exception) -> None:
@@ -176,15 +161,15 @@ class WandbSession:
 
     def _record(self) -> None:
         url = None
-        if self._wandb is not None and self.tracker == "wandb":
+        if self._wandb is not None:
             self._logs[Path(self._wandb.dir).parent.name] = self._sent
             url = self._wandb.url if self.mode == "online" else None
         facts = {"mode": self.mode, "url": url, "warning": self.warning, "logs": self._logs}
         write_json(self._state, {"id": self._id, **facts})
 
     def _rows(self, upto: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables and, for W&B,
-        the time at which its row was written."""
+        """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables and the time
+        at which its row was written."""
         merged: dict[int, dict[str, Any]] = {}
         for table in ("train", "eval"):
             rows = self.folder.read_rows(table)
@@ -195,7 +180,7 @@ class WandbSession:
                     numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
                     found = merged.setdefault(frame, {"frame": frame})
                     found.update({f"{table}/{key}": value for key, value in numbers.items()})
-                    if self.tracker == "wandb" and (made := time_of(frame, row.get("wall"))):
+                    if made := time_of(frame, row.get("wall")):
                         found.setdefault("_timestamp", made)
         yield from sorted(merged.items())
 
@@ -286,8 +271,9 @@ class WandbSession:
 
     def _add(self, name: str, kind: str, folder: Path, pattern: str, **facts: Any) -> None:
         if files := sorted(folder.glob(pattern)):
-            kinds = importlib.import_module(self.tracker)
-            artifact = kinds.Artifact(f"{self._id}-{name}", type=kind, metadata=facts)
+            from wandb import Artifact
+
+            artifact = Artifact(f"{self._id}-{name}", type=kind, metadata=facts)
             for file in files:
                 artifact.add_file(str(file), name=file.name)
             self._wandb.log_artifact(artifact)

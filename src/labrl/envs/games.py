@@ -1,4 +1,4 @@
-"""The environments that `env=` can select. Listing them imports no ALE, so shell completion is fast."""
+"""The environments that `env=` can select. Listing them imports no ALE, so that it is fast."""
 
 from __future__ import annotations
 

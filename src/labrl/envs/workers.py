@@ -22,7 +22,6 @@ from labrl.processes.helper import (
     RemoteError,
     close_all,
 )
-from labrl.processes.script import Carried
 from labrl.spaces import same
 
 _log = logging.getLogger(__name__)
@@ -62,7 +61,6 @@ class Workers:
         self._makes, self._at_once, self._name = makes, at_once, name
         self._left, self._restarts = [restarts] * len(makes), restarts
         self._past = [_Past(0) for _ in makes]
-        self._carried = Carried()
         self._workers = [self._start(number) for number in range(len(makes))]
         try:
             for number in range(len(makes)):
@@ -151,7 +149,7 @@ class Workers:
 
     def _start(self, number: int) -> HelperProcess:
         name = f"the worker process of environment {number}"
-        return HelperProcess(name, _serve, (self._makes[number],), carried=self._carried)
+        return HelperProcess(name, _serve, (self._makes[number],))
 
     def _send(self, number: int, method: str, given: Any) -> None:
         with suppress(HelperError):  # the worker has died, which receiving reports

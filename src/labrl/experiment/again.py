@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from labrl.config.keys import is_hydras, quoted, split_override, values_of
 from labrl.errors import InputError
-from labrl.processes.secrets import ENV_SET, MASK, note_typed, restore
+from labrl.processes.secrets import ENV_SET, MASK, restore
 from labrl.run.trust import check_experiment
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
@@ -54,14 +54,7 @@ class ExperimentAgain:
         info = folder.read_info()
         own = [str(override) for override in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
-        note_typed(request.edits)
         edits = list({split_override(override)[0]: override for override in request.edits}.values())
-        swept = info.get("swept")
-        if not isinstance(swept, list):  # In the file of an earlier version: the keys with several values.
-            values: dict[str, set[str]] = {}
-            for key, value in (split_override(one) for trial in folder.trials() for one in trial.overrides):
-                values.setdefault(key, set()).add(value)
-            swept = [key for key, found in values.items() if len(found) > 1]
         return cls(
             path=folder.path,
             overrides=[
@@ -70,7 +63,7 @@ class ExperimentAgain:
             ],
             own=own,
             edits=[override for override in edits if not is_hydras(override)],
-            swept={"seed", *map(str, swept)},
+            swept={"seed", *map(str, info.get("swept", []))},
             config_dir=config_dir,
             force=request.force,
             fork=Fork.recorded(info),

@@ -6,7 +6,6 @@ calls Hydra.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import applied_presets, compose, explain, hydra_initialized, origins, prepare
+from labrl.config.compose import compose, explain, hydra_initialized, origins, prepare
 from labrl.config.edit import compose_recorded, run_recorded
 from labrl.config.keys import is_hydras, split_override, written
 from labrl.config.presets import choices_of
@@ -35,7 +34,7 @@ from labrl.processes.startup import check_here, let_threads_sleep, name_user_and
 from labrl.run.provenance import Command, as_yaml
 from labrl.run.signature import trusting
 from labrl.session.torchrun import refuse_torchrun
-from labrl.trial.find import TAKE_A_RUN, completions
+from labrl.trial.find import TAKE_A_RUN
 from labrl.trial.request import request_of, trust_in
 
 if TYPE_CHECKING:
@@ -115,19 +114,12 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
     """
     begin("labrl.cli.main")
     _check_place()
-    # Hydra does not know the questions --info presets and --info origin.
-    asked = _asked_about(arguments)
-    others = arguments if asked is None else asked[2]
+    asked, others = _asked_about(arguments)
     if "--hydra-help" not in others:
         check_arguments(others)
     if asked is not None:
-        return _print_origins(*asked)
+        return _print_origins(asked, others)
     flags = _parsed(arguments)
-    if flags.shell_completion:
-        if "COMP_LINE" in os.environ:  # the shell would show messages within the line that the user types
-            sys.stderr = io.StringIO()
-        if _complete(flags):
-            return DONE
     if flags.multirun:
         refuse_torchrun("-m")
         for flag in (f"--{name} {asked}" for name in ("cfg", "info") if (asked := vars(flags)[name])):
@@ -341,32 +333,6 @@ def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool)
     return job.exit_code
 
 
-def _complete(flags: Namespace) -> bool:
-    """Print completions of a run folder. Return False if Hydra completes the command line instead.
-
-    Raises InputError unless the overrides name an action and a shell.
-    """
-    typed = " ".join(flags.overrides)
-    name, _, shell = typed.partition("=")
-    if name not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
-        raise InputError.about(
-            "--shell-completion",
-            f"it takes install, uninstall or query with bash, fish or zsh, but got {typed or 'nothing'}",
-            'Write eval "$(labrl --shell-completion install=bash)"',
-            code="unknown-option",
-        )
-    if name == "query" and "COMP_LINE" not in os.environ:
-        raise InputError.usage(
-            "--shell-completion",
-            f"only the shell can call query={shell}, with the line to complete in COMP_LINE",
-            f'To install completion, write eval "$(labrl --shell-completion install={shell})"',
-        )
-    completed = completions(os.environ.get("COMP_LINE", ""))
-    if completed is not None:
-        print("\n".join(completed))
-    return completed is not None
-
-
 def _empty_value(flags: Namespace) -> str:
     """Return `null` or `???` if `--package` names a key with this value, which Hydra reports as missing;
     otherwise an empty string.
@@ -383,42 +349,32 @@ def _empty_value(flags: Namespace) -> str:
     return "???" if OmegaConf.is_missing(OmegaConf.select(cfg, group), name) else "null"
 
 
-def _asked_about(arguments: Sequence[str]) -> tuple[str, str, list[str]] | None:
-    """Return the question, the key and the other arguments of `--info presets` or `--info origin [key]`.
+def _asked_about(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Return the key of `--info origin [key]`, which Hydra does not know, and the other arguments.
 
-    Returns None if the arguments contain neither.
+    The key is '' if there is none, and None if the arguments do not contain `--info origin`.
     """
     for at, argument in enumerate(arguments):
-        flag, equals, asked = argument.partition("=")
-        end = at + 1
-        if flag in ("--info", "-i") and not equals:
-            asked, end = "".join(arguments[end : end + 1]), end + 1
-        if flag in ("--info", "-i") and asked in ("presets", "origin"):
+        end = at + (2 if argument in ("--info", "-i") else 1)
+        if "=".join(arguments[at:end]) in ("--info=origin", "-i=origin"):
             key = "".join(arguments[end : end + 1])
-            is_key = asked == "origin" and "=" not in key and not key.startswith(("-", "~"))
-            return asked, key if is_key else "", [*arguments[:at], *arguments[end + is_key :]]
-    return None
+            is_key = "=" not in key and not key.startswith(("-", "~"))
+            return key if is_key else "", [*arguments[:at], *arguments[end + is_key :]]
+    return None, arguments
 
 
-def _print_origins(asked: str, key: str, arguments: list[str]) -> int:
-    """Print which files set which values, for `labrl --info presets` and `labrl --info origin`."""
+def _print_origins(key: str, arguments: list[str]) -> int:
+    """Print which files and overrides set a key, or the keys of a group, for `labrl --info origin`."""
     flags = _parsed(arguments)
     past = [one.partition("=")[0] for one in flags.overrides if one.startswith(TAKE_A_RUN)]
     for given in [*(["-m"] if flags.multirun else []), *past]:
-        why = f"it cannot be combined with --info {asked}, which is about a new run"
+        why = "it cannot be combined with --info origin, which is about a new run"
         raise InputError.usage(given, why, "Leave it out")
-    if asked == "presets":
-        print(applied_presets(flags.overrides, flags.config_dir))
-        return DONE
     found = origins(key, flags.overrides, flags.config_dir)
-    rows = [
-        (name, value if isinstance(value, str) else written(value), origin)
-        for name, all_origins in found.items()
-        for origin, value in (all_origins if name == key else all_origins[-1:])
-    ]
-    width = max(len(name) for name, _, _ in rows)
-    for name, value, origin in rows:
-        print(f"{name:{width}}  {value:20}  {origin}")
+    width = max(map(len, found))
+    for name, all_origins in found.items():
+        for origin, value in all_origins if name == key else all_origins[-1:]:
+            print(f"{name:{width}}  {value if isinstance(value, str) else written(value):20}  {origin}")
     return DONE
 
 

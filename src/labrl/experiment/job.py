@@ -162,8 +162,7 @@ class Job:
             fork = self.fork.of_trial(overrides)
             return fork.plan(folder, self.typed, self.repositories, launcher.elsewhere)
         composed = self._composed(cfg, folder, launcher.elsewhere)
-        if launcher.apart:
-            refuse_main(composed.plain["env"].get("id"), "an experiment")
+        refuse_main(composed.plain["env"].get("id"), "an experiment")
         return plan_new(composed)
 
     def _resume(self, run: Run, overrides: Sequence[str], elsewhere: bool) -> Run | Outcome:

@@ -26,7 +26,6 @@ from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
 from labrl.experiment.summary import how_to_resume_experiment, own_texts, print_experiment, said_of
-from labrl.processes.secrets import origins
 from labrl.processes.signals import Stopped, signals_raise
 from labrl.run.experiment import Experiment, ExperimentKind, ExperimentStatus, TrialRecord, discard_refused
 from labrl.run.folder import place
@@ -89,8 +88,6 @@ def sweep_grid(
 
         grid = Grid(folder, plan.left, plan_stage if stages else None)
         grid.shows_progress = config.meta.progress
-        for line in origins():
-            say(line)
         if done := len(grid.outcomes):
             say(f"Resuming {path}: {done} trials have finished, and {len(grid.left)} remain")
         else:

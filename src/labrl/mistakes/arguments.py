@@ -24,13 +24,12 @@ from labrl.mistakes.spelling import nearest
 
 FLAGS = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--run", "-r", "--resolve"), ""),
-    **dict.fromkeys(("--multirun", "-m", "--shell-completion", "-sc"), ""),
+    **dict.fromkeys(("--multirun", "-m"), ""),
     **dict.fromkeys(("--cfg", "-c"), "job, hydra, all"),
     **dict.fromkeys(("--package", "-p"), "<key>"),
     **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),
     **dict.fromkeys(
-        ("--info", "-i"),
-        "all, aliases, config, defaults, defaults-tree, origin, plugins, presets, searchpath",
+        ("--info", "-i"), "all, aliases, config, defaults, defaults-tree, origin, plugins, searchpath"
     ),
 }
 """Flags of `labrl`, which Hydra parses, and their allowed values."""

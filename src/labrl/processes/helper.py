@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.errors import LostProcessError, described
-from labrl.processes.script import Carried
+from labrl.errors import InputError, LostProcessError, described
+from labrl.processes.script import surroundings, take_surroundings
 from labrl.processes.signals import (
     find_place_for_sockets,
     how_it_ended,
@@ -67,14 +67,20 @@ class HelperProcess:
         arguments: tuple[Any, ...],
         log: Path | None = None,
         within: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        carried: Carried | None = None,
     ) -> None:
         """Start a process that runs `work(parent, *arguments)`, where `parent` is its `ParentConnection`.
 
         name: name of the process in messages; log: file for the process's stack; within: function that makes
-        the context manager in which `work` runs; carried: the parts of the script, if they were already
-        collected for several processes.
+        the context manager in which `work` runs. Raises InputError if this process cannot start others.
         """
+        if multiprocessing.current_process().daemon:
+            raise InputError(
+                "this run needs further processes, but a daemonic process, such as a worker of "
+                "multiprocessing.Pool, cannot start them. Call labrl from a "
+                "concurrent.futures.ProcessPoolExecutor instead, or set meta.max_session=1 and "
+                "env.vectorization=sync.",
+                code="usage",
+            )
         self.name = name
         self._log = log
         # A child forked from this process would inherit the threads of torch in an unusable state, and locks
@@ -85,7 +91,7 @@ class HelperProcess:
             multiprocessing.get_context("forkserver").set_forkserver_preload([work.__module__])
         context: Any = multiprocessing.get_context(method)
         self._connection, there = context.Pipe()
-        arguments = (carried or Carried(), there, log, within, work, arguments)
+        arguments = (dict(os.environ), surroundings(), there, log, within, work, arguments)
         self._process = context.Process(target=_main, args=arguments, name=name)
         with signals_wait_in_children():
             self._process.start()
@@ -213,14 +219,16 @@ def _send(connection: Connection, message: Any) -> None:
 
 
 def _main(
-    carried: Carried,
+    environment: Mapping[str, str],
+    given: Mapping[str, Any],
     connection: Connection,
     log: Path | None,
     within: Callable[[], AbstractContextManager[Any]],
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Run the helper process. `carried` comes first, because it must be unpickled before `arguments`."""
+    """Run the helper process. environment: variables, because a process that is forked from a server has
+    those with which the server started; given: `surroundings` of the process of the session."""
     ignore_signals()
     # Ends this process however the session's process ends, and whatever this one is doing.
     when_the_parent_ends(_leave)
@@ -230,6 +238,9 @@ def _main(
         except OSError:
             file = sys.stderr
         faulthandler.register(signal.SIGUSR2, file, chain=False)  # shows where it hangs
+    os.environ.clear()
+    os.environ.update(environment)
+    take_surroundings(given)
     parent = ParentConnection(connection)
     try:
         with within():

@@ -26,17 +26,15 @@ _doing = False
 def doing(what: str, early: bool = False) -> None:
     """Show what the program is doing on the terminal, in a line that the next output replaces.
 
-    This has an effect only within `steady_output`, which replaces the line, and not if a shell calls this
-    program to complete a command line. early: whether the call comes just before entering `steady_output`.
+    This has an effect only within `steady_output`, which replaces the line. early: whether the call comes
+    just before entering `steady_output`.
     """
     global _doing
     _clear()
     with contextlib.suppress(OSError, ValueError):
         replaced = early or isinstance(sys.stderr, SteadyStream)
-        # A dumb terminal cannot erase the line. During completion, erasing would remove what the user types.
-        if os.environ.get("TERM") == "dumb" or "COMP_LINE" in os.environ:
-            return
-        if replaced and sys.__stderr__ is not None and sys.__stderr__.isatty():
+        dumb = os.environ.get("TERM") == "dumb"  # it cannot erase the line
+        if replaced and not dumb and sys.__stderr__ is not None and sys.__stderr__.isatty():
             sys.__stderr__.write(f"labrl: {what} ...")
             sys.__stderr__.flush()
             _doing = True

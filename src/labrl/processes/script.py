@@ -1,7 +1,8 @@
-"""The script or notebook that calls labrl, and the parts of it that labrl's processes need.
+"""The script or notebook that calls labrl, and what labrl's processes need of its process.
 
 labrl's processes never import the user's `__main__`: a script without a main guard would train again in each
-process, and a notebook or a script from standard input has no file to import.
+process, and a notebook or a script from standard input has no file to import. So only the process that
+defines a class in `__main__` has this class.
 """
 
 from __future__ import annotations
@@ -9,19 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import multiprocessing
-import os
-import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from types import FrameType, FunctionType
+from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import Any
 
 from labrl.component import MAIN, being_imported, importing, used_of_main
 from labrl.errors import InputError
 from labrl.processes.secrets import remembered
-
-Dumps = Callable[[Any], bytes]
 
 
 def begin(caller: str) -> None:
@@ -44,58 +40,11 @@ def begin(caller: str) -> None:
     used_of_main.clear()
 
 
-class Carried:
-    """The parts of the script that a new process needs.
-
-    Pass it to the process before other arguments that refer to the script. Unpickling it in the new process
-    sets the environment variables (a process forked from a server has the variables with which the server
-    started), sets the secrets to mask, defines the classes and functions of `__main__` that the configuration
-    names, which are pickled by value, and registers in Gymnasium the environments that the original process
-    has registered, by importing the modules that registered them or, for those that the script itself
-    registered, directly.
-    """
-
-    def __init__(self) -> None:
-        """Collect the parts of the script.
-
-        Raises InputError if this process cannot start other processes, or if a part cannot be pickled.
-        """
-        if multiprocessing.current_process().daemon:
-            raise InputError(
-                "this run needs further processes, but a daemonic process, such as a worker of "
-                "multiprocessing.Pool, cannot start them. Call labrl from a "
-                "concurrent.futures.ProcessPoolExecutor instead, or set meta.max_session=1 and "
-                "env.vectorization=sync.",
-                code="usage",
-            )
-        # Imported late, so that wrong input is reported without waiting for it.
-        from cloudpickle import dumps
-
-        self._definitions = _definitions(dumps)
-        self._registered = _registered(dumps)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _take, (dict(os.environ), dict(remembered), self._definitions, self._registered)
-
-
-def _definitions(dumps: Dumps) -> bytes:
-    main = vars(sys.modules[MAIN])
-    found = {name: main[name] for name in sorted(used_of_main) if name in main}
-    try:
-        return dumps(found)
-    except Exception as error:  # pickling a user's objects can raise anything
-        names = ", ".join(f"{MAIN}.{name}" for name in found)
-        why = f"{names}: this run needs further processes, and these definitions of the script or notebook "
-        why += f"cannot be sent to them: {error}"
-        fix = "Put the definition into a module, and set _target_=my_module.MyClass"
-        raise InputError.about("_target_", why, fix, code="target") from error
-
-
 def refuse_main(env_id: str | None, why: str) -> None:
     """Raise InputError if the run uses definitions of the script or notebook, or an environment that the
-    script has registered. The processes of sessions do not have these.
+    script has registered. Other processes do not have these.
 
-    env_id: id of the environment; why: setting that makes such processes necessary, as in
+    env_id: id of the environment; why: setting that makes other processes necessary, as in
     `meta.max_session=2`.
     """
     names = sorted(used_of_main)
@@ -118,8 +67,8 @@ def registering_modules() -> list[str]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what the process of a session needs besides its run folder, as plain data: the secrets, and the
-    places and names of modules. None of this is ever written to a file."""
+    """Return what another process of the run needs of this one, as plain data: the secrets, and the places
+    and names of modules. None of this is ever written to a file."""
     return {"secrets": dict(remembered), "path": sys.path, "modules": registering_modules()}
 
 
@@ -146,41 +95,3 @@ def _homes() -> dict[str, str]:
         if not home.startswith("gymnasium."):
             homes[name] = home
     return homes
-
-
-def _registered(dumps: Dumps) -> bytes:
-    """Return, pickled, the environments registered in Gymnasium but not part of it, and their modules."""
-    specs = {}
-    for name in _homes():
-        with contextlib.suppress(Exception):  # the new process will not know this environment
-            specs[name] = dumps(sys.modules["gymnasium"].registry[name])
-    return pickle.dumps((registering_modules(), specs))
-
-
-def _take(
-    environment: Mapping[str, str], secrets: Mapping[str, Any], definitions: bytes, registered: bytes
-) -> None:
-    remembered.update(secrets)
-    if environment != dict(os.environ):
-        os.environ.clear()
-        os.environ.update(environment)
-    main = vars(sys.modules[MAIN])
-    found: Mapping[str, Any] = pickle.loads(definitions)
-    used_of_main.update(found)
-    for name, value in found.items():
-        main[name] = value
-        for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):
-            # Globals that it refers to get their own names, so that instances can be sent back.
-            for other, used in function.__globals__.items() if isinstance(function, FunctionType) else ():
-                if not other.startswith("__"):
-                    main.setdefault(other, used)
-    modules: list[str]
-    specs: Mapping[str, bytes]
-    modules, specs = pickle.loads(registered)
-    if specs:
-        import gymnasium
-
-        take_registered(modules)  # first, because Gymnasium warns of environments that are registered again
-        for name, spec in specs.items():
-            if name not in gymnasium.registry:
-                gymnasium.registry[name] = pickle.loads(spec)

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from labrl.errors import InputError
@@ -37,8 +37,6 @@ _SHORTEST = 8
 
 remembered: dict[str, Any] = {}
 """Values that contain secrets, by their keys, in the configurations that this process has used."""
-
-_sources: dict[str, str] = {}
 
 _word = "env_set|pass|pwd|secret|token|credential|authori|key"
 _hint = re.compile(f"://|{_word}", re.IGNORECASE).search
@@ -151,21 +149,6 @@ def variable(key: str) -> str:
     return "LABRL_" + re.sub(r"\W+", "_", key).strip("_").upper()
 
 
-def note_typed(edits: Iterable[str]) -> None:
-    """Make `origins` name the secrets in `edits`, the overrides of the command that continues a run."""
-    typed = [one.lstrip("+~").partition("=")[0] for one in edits if redact([one]) != [one]]
-    _sources.update(dict.fromkeys(typed, "the command line"))
-
-
-def origins() -> list[str]:
-    """Return a line for each secret that `restore` or `note_typed` has found since the previous call."""
-    found = dict(_sources)
-    _sources.clear()
-    return [
-        f"{key} has a secret, which is not recorded: it comes from {where}" for key, where in found.items()
-    ]
-
-
 class RedactingFormatter(logging.Formatter):
     """Formatter of log records that masks secrets, even in tracebacks."""
 
@@ -204,7 +187,6 @@ def _restored(
         return remembered[key]
     name = variable(key)
     if name in os.environ:
-        _sources[key] = f"the environment variable {name}"
         return os.environ[name]
     plus = "+" if key.startswith(ENV_SET) else ""
     why = f"{MASK} stands for a secret, which is not recorded"

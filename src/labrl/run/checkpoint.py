@@ -333,8 +333,6 @@ class CheckpointStore:
         marked = next((path for path in self._newest_first() if _claims_best(path)), None)
         if marked is not None and _claimed_frame(marked) > _claimed_frame(best):
             self._publish_best(marked)
-        if (before := self.folder / "best_before").is_dir():
-            self._publish(before, best)  # in an older version, an evaluation at the end replaced best/
         for leftover in self.folder.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._kept = {frame for frame in self.frames() if _claims(self._at(frame)).get("keep")}
@@ -468,7 +466,7 @@ def _checked_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint, after checking the format, and that the file with the state exists
     and has the size that was written."""
     manifest = _read_manifest(path)
-    check_format(path, manifest["format_version"], [FORMAT_VERSION])
+    check_format(path, manifest["format_version"], FORMAT_VERSION)
     size, expected = (path / STATE).stat().st_size, manifest["files"][STATE]["size"]
     if size != expected:
         raise ValueError(f"{STATE} has {size} bytes, {expected} were written")

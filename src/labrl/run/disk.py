@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import InputError
 from labrl.run.checkpoint import REPLAY
-from labrl.run.folder import now
 from labrl.run.run import Run
 
 _KINDS = {REPLAY: "replay buffer", "checkpoints": "checkpoints", "videos": "videos"}
@@ -28,48 +27,35 @@ def disk_use(run: Run) -> Counter[str]:
     return used
 
 
-def clean(run: Run, remove: bool) -> dict[str, int]:
+def clean(run: Run, remove: bool) -> Counter[str]:
     """Return the disk space that can be freed in a finished run, in bytes by kind of file. If `remove`, also
-    remove the files, after recording them in `run.json` as `cleaned`.
+    remove the files, and record in `run.json` as `cleaned` which sessions have no replay buffer anymore.
 
     The kinds are replay buffers, checkpoints other than the newest and the best, and videos other than that
     of the best episode. Files behind symbolic links are ignored. Raises InputError if the run has not
-    finished or its checkpoints have another format, BusyFolderError if a process uses the run, LabrlError if
-    `run.json` cannot be written, and OSError if files cannot be removed.
+    finished or its checkpoints have another format, BusyFolderError if a process uses the run, and OSError if
+    files cannot be removed.
     """
+    run, sizes = Run.open(run.path.resolve()), Counter[str]()
     with run.lock() if remove else nullcontext():
-        run.forget()
         if run.status not in ("finished", "pruned"):
             why = f"the run is {run.status}, and +resume needs its files"
             raise InputError.about(run.path, why, code="busy")
-        # Files that a finished run does not need.
-        found = {"replay buffers": [], "old checkpoints": [], "videos": [*run.enjoy.glob("*/*.mp4")]}
+        found = dict.fromkeys(run.enjoy.glob("*/*.mp4"), "videos")
         for session in run.sessions:
-            old = session.store().old()
-            copies = [one for one in session.checkpoints.glob(f"*/{REPLAY}") if one.parent not in old]
-            found["replay buffers"] += [session.replay, *copies]
-            found["old checkpoints"] += old
-            found["videos"] += {*session.videos.glob("*.mp4")} - {session.best_video}
-        home, sizes = run.path.resolve(), {}
-        for kind, paths in found.items():
-            there = (path for path in paths if path.exists())
-            found[kind] = [one for one in there if one.resolve() == home / one.relative_to(run.path)]
-            # A file with other links stays on the disk.
-            stats = [stat for _, stat in _files(found[kind])]
-            links = Counter(stat.st_ino for stat in stats)
-            gone = {stat.st_ino: stat for stat in stats if links[stat.st_ino] == stat.st_nlink}
-            if found[kind]:
-                sizes[kind] = sum(stat.st_blocks * 512 for stat in gone.values())
-        if remove and sizes:
-            removed = [path for kind in found.values() for path in sorted(kind)]
-            files = [str(path.relative_to(run.path)) for path in removed]
-            entry = {"time": now(), "bytes": sum(sizes.values()), "files": files}
-            run.update(cleaned=[*run.read_info().get("cleaned", []), entry])
-            if run.errors.lacking:  # a resume would not know why the files are missing
-                raise LabrlError.about(
-                    run.marker, f"it cannot be written ({run.errors.cause})", code="resources"
-                )
-            for path in removed:
+            found |= dict.fromkeys(session.store().old(), "old checkpoints")
+            found |= dict.fromkeys(session.path.glob(f"**/{REPLAY}"), "replay buffers")
+            found |= dict.fromkeys({*session.videos.glob("*.mp4")} - {session.best_video}, "videos")
+        own = [path for path in found if path == path.resolve()]
+        files = {file: (found[path], stat) for path in own for file, stat in _files([path])}
+        links = Counter(stat.st_ino for _, stat in files.values())
+        for kind, stat in files.values():
+            freed = links[stat.st_ino] == stat.st_nlink  # a file with other links stays on the disk
+            sizes[kind] += stat.st_blocks * 512 // stat.st_nlink * freed
+        if remove:
+            if without := {session.index for session in run.sessions if session.replay in own}:
+                run.update(cleaned=sorted({*run.read_info().get("cleaned", []), *without}))
+            for path in filter(Path.exists, own):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     return sizes
 

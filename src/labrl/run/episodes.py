@@ -87,7 +87,7 @@ def read_episode(path: Path) -> RecordedEpisode:
         with np.load(path, allow_pickle=False) as content:
             actions, facts = content["actions"], json.loads(str(content["facts"]))
         version = facts.pop("format_version")
-        check_format(path, version, [FORMAT_VERSION])
+        check_format(path, version, FORMAT_VERSION)
         return RecordedEpisode(actions=actions, **facts)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         # NumPy's own message recommends loading the file unsafely.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
 from labrl.run.find import is_run, load_run, runs_below
-from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, now, origin, read_json
+from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, now, read_json
 from labrl.run.lock import LOCK, FolderLock
 from labrl.run.run import MARKER as RUN_MARKER
 from labrl.run.run import Run
@@ -107,28 +107,9 @@ class Experiment(Folder[ExperimentStatus]):
         Raises InputError if there is no run, and DamagedFileError if `experiment.json` is damaged.
         """
         experiment = cls(Path(os.path.abspath(Path(folder).expanduser())))
-        experiment._check_own_format()  # a trial of another version only causes a warning
+        experiment.check_format()
         experiment.runs  # noqa: B018 (raises the errors)
         return experiment
-
-    def check_format(self) -> None:
-        """Raise InputError if this version of labrl cannot read the format of the experiment or of one of its
-        trials."""
-        self._check_own_format()
-        with suppress(KeyError, TypeError):  # a damaged entry is reported when the trials are read
-            for trial in read_json(self.marker).get("trials", ()):
-                Run(self.path / trial["folder"]).check_format()
-
-    def _check_own_format(self) -> None:
-        """Raise InputError if this version of labrl cannot read the experiment, because it has another format
-        or is a search with several objectives, which only earlier versions support."""
-        super().check_format()
-        facts = read_json(self.marker).get("search")
-        objective = facts.get("objective") if isinstance(facts, dict) else None
-        if isinstance(objective, list) and len(objective) > 1:
-            why = f"it is a search with several objectives ({', '.join(map(str, objective))}), which this "
-            why += "version of labrl does not read"
-            raise InputError.about(self.path, why, origin(self.path), code="not-installed")
 
     def trials(self) -> list[TrialRecord]:
         """Return the records of all trials, ordered by number. Raises DamagedFileError if `experiment.json`

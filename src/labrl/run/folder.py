@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -45,11 +45,9 @@ class Folder(Generic[Status]):
 
     MARKER: ClassVar[str]
     """Name of the file that marks a folder of this kind and contains its status."""
-    FORMAT_VERSION: ClassVar[int] = 2
-    """Version of the format that is written. Increase it whenever older versions of labrl can no longer read
-    the format, and describe the change in docs/reference/run-folder.md."""
-    READS: ClassVar[tuple[int, ...]] = (1, 2)
-    """Versions of the format that can be read."""
+    FORMAT_VERSION: ClassVar[int] = 3
+    """Version of the format that is written and read. Increase it whenever folders of earlier versions can no
+    longer be read."""
     KIND: ClassVar[str]
     """Noun for the content of the folder in messages: run or experiment."""
     RESUME: ClassVar[str]
@@ -159,15 +157,10 @@ class Folder(Generic[Status]):
         """Return a context manager that locks the folder, so that other processes cannot use it."""
         return FolderLock(self.path)
 
-    def format_version(self) -> int | None:
-        """Return the version of the folder's format; None if it is unknown."""
-        version = read_json(self.marker).get("format_version")
-        return version if isinstance(version, int) else None
-
     def check_format(self) -> None:
         """Raise InputError if this version of labrl cannot read the format of the folder."""
-        if (version := self.format_version()) is not None:
-            check_format(self.path, version, self.READS)
+        if isinstance(version := read_json(self.marker).get("format_version"), int):
+            check_format(self.path, version, self.FORMAT_VERSION)
 
     def _sealed(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the content of the marker in the form in which it is written."""
@@ -237,12 +230,12 @@ def place(value: Any, key: str) -> Path:
     return Path(path)
 
 
-def check_format(path: Path, version: int, known: Sequence[int]) -> None:
-    """Raise InputError, which names the version of labrl to install, if this version cannot read the format
-    of the files at `path`."""
-    if version not in known:
-        why = f"it has format {version}, but this version of labrl reads {' and '.join(map(str, known))}"
-        raise InputError.about(path, why, origin(path), code="not-installed")
+def check_format(path: Path, version: int, known: int) -> None:
+    """Raise InputError if this version of labrl cannot read the format of the files at `path`."""
+    if version != known:
+        why = f"another version of labrl wrote it, in format {version} instead of {known}"
+        fix = "Use that version, whose commit is in provenance.json"
+        raise InputError.about(path, why, fix, code="not-installed")
 
 
 def newest_provenance(run: Path) -> Path:
@@ -251,28 +244,6 @@ def newest_provenance(run: Path) -> Path:
     numbers = sorted((int(path.name) for path in (run / RESUMES).glob("[0-9]*")), reverse=True)
     written = (run / RESUMES / str(number) / PROVENANCE for number in numbers)
     return next((path for path in written if path.exists()), run / PROVENANCE)
-
-
-def origin(path: Path) -> str:
-    """Return a message on which version of labrl wrote the files at `path`, and on how to install that
-    version."""
-    runs = (path, *path.parents[:4], *sorted(path.glob("*/")))  # a file in a run, a run, or an experiment
-    facts = next(filter(None, (read_json(newest_provenance(run)) for run in runs)), {})
-    with suppress(KeyError, TypeError, AttributeError):
-        code, version = facts["git"].get("labrl", {}), facts["packages"]["labrl"]
-        if commit := code.get("commit"):
-            place = f"../labrl-{commit[:7]}"
-            diff = f", with the changes in {code['diff']} of the run," if code.get("diff") else ""
-            return (
-                f"It was written by labrl {version}{diff} at commit {commit[:10]}. To use it, install that "
-                "version in another environment, from a clone of labrl: "
-                f"git worktree add {place} {commit[:10]} && pip install {place}"
-            )
-        return (
-            f"It was written by labrl {version} on {facts['started'][:10]}. To use it, install the labrl of "
-            "that day in another environment."
-        )
-    return "To use it, install the version of labrl that wrote it in another environment."
 
 
 def read_json(path: Path) -> dict[str, Any]:

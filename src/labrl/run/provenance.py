@@ -156,7 +156,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         note(f"code of {name}", str(one.get("commit"))[:10], str(other.get("commit"))[:10])
         if one.get("commit") == other.get("commit") and one.get("diff_sha256") != other.get("diff_sha256"):
             found.append(f"uncommitted changes in {other['root']}")
-    then_own, now_own = then.get("own_code", {}), now.get("own_code", {})  # older versions recorded none
+    then_own, now_own = then["own_code"], now["own_code"]
     for name in sorted(then_own.keys() & now_own.keys()):
         note(f"code of {name}", then_own[name], now_own[name])
     note("Python", then["python"]["version"], now["python"]["version"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from labrl.config.keys import RECORDED, Change, changes, traits
+from labrl.config.keys import Change, changes, traits
 from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
@@ -78,14 +78,6 @@ class Run(Folder[RunStatus]):
         self.enjoy = path / "enjoy"
         """Folder of the results and videos of episodes that were played with `+enjoy`."""
         self._sessions: dict[int, RunSession] = {}
-
-    def format_version(self) -> int | None:
-        """Return the version of the folder's format; 0 for the first format, although it is recorded as 1."""
-        version = super().format_version()
-        if version in (None, 1) and (facts := read_json(newest_provenance(self.path))):
-            config = facts.get("config")
-            return version if isinstance(config, dict) and "start_from" in config else 0
-        return version
 
     def read_info(self) -> dict[str, Any]:
         """Return the content of `run.json`. If a power failure has left the file empty, but the run has
@@ -220,8 +212,7 @@ class Run(Folder[RunStatus]):
     @property
     def choices(self) -> dict[str, str]:
         """The chosen option of each configuration group, set on the command line or by default."""
-        recorded = self.provenance.get("choices", {})
-        return {group: option.removeprefix(RECORDED) for group, option in recorded.items()}
+        return dict(self.provenance.get("choices", {}))
 
     @property
     def config_dir(self) -> str | None:
@@ -329,25 +320,13 @@ class Run(Folder[RunStatus]):
         why = f"the sessions of {self.path} are {numbers}"
         raise InputError.about(option.format(wanted), why, code="not-found", key=key_in(option))
 
-    def cleaned_files(self) -> set[str]:
-        """Return the paths of the files and folders that `labrl-clean` has removed, relative to the run
-        folder."""
-        return {file for entry in self.read_info().get("cleaned", []) for file in entry["files"]}
-
-    def cleaned_buffers(self) -> set[int]:
-        """Return the indices of the sessions that lack their replay buffer because `labrl-clean` has removed
-        it."""
-        files = self.cleaned_files()
-        lacking = (one for one in self.sessions if not one.replay.is_dir())
-        return {one.index for one in lacking if str(one.replay.relative_to(self.path)) in files}
-
     def check_buffers(self, sessions: Iterable[int], asked: str, repeat: Sequence[str] = ()) -> None:
         """Raise InputError if `labrl-clean` has removed the replay buffer of one of the sessions.
 
         sessions: indices of the sessions; asked: the setting that names the run; repeat: overrides for a
         repetition (`+rerun`) that the message suggests instead.
         """
-        if not self.cleaned_buffers().isdisjoint(sessions):
+        if not {*self.read_info().get("cleaned", [])}.isdisjoint(sessions):
             why = "the run was cleaned: labrl-clean has removed its replay buffer"
             rerun = shlex.join(["labrl", f"+rerun={self.path}", *repeat])
             fix = f"To repeat the run: {rerun}\nTo train from its weights: start_from.run={self.path}"

@@ -24,7 +24,6 @@ from labrl.component import TargetError, load_target
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
-from labrl.run.card import Card
 from labrl.run.experiment import STUDY_FILE, Experiment
 from labrl.run.run import Run
 from labrl.run.signature import count_as_own, go_back_to_foreign, is_own, present_trust
@@ -84,7 +83,7 @@ class Name:
 
 
 def check_recorded(
-    run: Run | Card, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
+    run: Run, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
 ) -> None:
     """Raise InputError if the configuration of a run names code that neither labrl nor its user has written.
 
@@ -108,12 +107,6 @@ def code_names(config: Mapping[str, Any]) -> list[str]:
     """Return the classes, modules and environments that a configuration names, except those of labrl and of
     libraries on which it builds."""
     return [name.value for name in _names(config) if not _is_librarys(name.value)]
-
-
-def foreign_names(config: Mapping[str, Any]) -> list[str]:
-    """Return the classes, modules and environments that a configuration names and that are not part of labrl
-    or of a library on which it builds."""
-    return list(dict.fromkeys(name.value for name in _names(config) if not _accepted(name)))
 
 
 def check_composed(config: Mapping[str, Any]) -> None:
@@ -156,7 +149,7 @@ def _refuse(folder: Path, found: Sequence[Name]) -> None:
         return
     lines = dict.fromkeys(f"  {one.key}: {one.value:.160}{_why_not(one)}" for one in found)
     raise InputError(
-        f"{folder} was written by someone else, on another machine or by an earlier version of labrl, or has "
+        f"{folder} was written by someone else or on another machine, or has "
         "been changed since you wrote it. It names code that is not part of labrl. The code has not been "
         "run:\n" + "\n".join(lines) + f"\nIf you trust all of it: {present_trust().typed}",
         code="untrusted",

@@ -33,7 +33,6 @@ from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.building import count, summary
 from labrl.processes.output import print_error
 from labrl.processes.script import take_surroundings
-from labrl.processes.secrets import restore
 from labrl.processes.signals import signals_raise, stop_when_orphaned
 from labrl.run import session_log
 from labrl.run.checkpoint import loading
@@ -61,7 +60,7 @@ def run(folder: Run, index: int) -> tuple[int, SessionResult]:
     or 143 if a signal ended the session. Raises LabrlError if wrong input is found while building or in the
     first step, if all checkpoints are damaged, or if another process runs the session.
     """
-    plain = restore(folder.read_config())
+    plain = folder.read_config()
     config, session = resolve(plain, plain), folder.session(index)
     meta, group, begin = config.meta, leading(), None
     if group is not None:
@@ -240,7 +239,7 @@ def follow(launch: Launch) -> int:
             return DONE
         take_surroundings(order)
         run = Run.open(order["folder"])
-        plain = restore(run.read_config())
+        plain = run.read_config()
         config, folder, state = resolve(plain, plain), run.session(0), None
         if order["frame"] is not None:
             checkpoint = folder.store().at(order["frame"])

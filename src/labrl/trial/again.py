@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.analysis.formats import align_columns
-from labrl.config import config_folder
 from labrl.config.compose import compose, prepare, resolve
 from labrl.config.edit import edit
 from labrl.config.keys import (
     ABSENT,
-    RECORDED,
     Change,
     is_hydras,
     key_of,
@@ -33,7 +30,7 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.processes.secrets import ENV_SET, MASK, note_typed
+from labrl.processes.secrets import ENV_SET, MASK
 from labrl.run.checkpoint import misfit
 from labrl.run.folder import PROVENANCE
 from labrl.run.provenance import Command, as_yaml
@@ -68,7 +65,6 @@ class Again(ABC):
         self.hydras = [one for one in edits if is_hydras(one)]
         """Overrides for Hydra, such as `hydra.run.dir`."""
         self.config_dir = past.config_dir if config_dir is None else os.path.abspath(config_dir)
-        note_typed(self.edits)
 
     @property
     def overrides(self) -> list[str]:
@@ -99,7 +95,7 @@ class Again(ABC):
     def edited(self) -> dict[str, Any]:
         """The resolved configuration of the earlier run with the edits applied. Raises InputError."""
         prepare(self.config_dir)
-        recorded, overrides = completed(self.past.read_config()), overrides_of(self.past)
+        recorded, overrides = self.past.read_config(), overrides_of(self.past)
         # Secrets are not recorded, but references to them are, as in env.kwargs.key=${oc.env:MY_KEY}.
         masked = {key for key, value in walk(recorded) if isinstance(value, str) and MASK in value}
         references = [
@@ -256,39 +252,10 @@ def keys_in(text: str, resolve: bool = True) -> dict[str, Any]:
 
 def overrides_of(run: Run) -> list[str]:
     """Return the overrides that reproduce the configuration of a run, without those for Hydra."""
-    from labrl.config.presets import is_labrls  # imports Hydra
-
     overrides = [override for override in run.overrides if not is_hydras(override)]
     if not any(override.startswith("seed=") for override in overrides):
         overrides.append(override_of("seed", run.config["seed"]))
-    recorded = run.provenance.get("choices", {})
-    preset, *own = (recorded.get(group, "") for group in ("preset", "agent", "env"))
-    # Agents and environments of the user inherited no presets when the run was new.
-    if preset.startswith(RECORDED) and not all(map(is_labrls, ("agent", "env"), own)):
-        overrides.append(f"preset={preset}")
     return overrides
-
-
-def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run, completed with the defaults of keys that are newer than the run.
-
-    Only keys of `meta`, `wandb` and `start_from` are filled in, because they do not change how an agent acts.
-    """
-    return {
-        **plain,
-        **{part: {**keys, **(plain.get(part) or {})} for part, keys in copy.deepcopy(_defaults()).items()},
-    }
-
-
-@cache
-def _defaults() -> dict[str, dict[str, Any]]:
-    files = {"meta": "meta/default.yaml", "wandb": "wandb/auto.yaml", "start_from": "config.yaml"}
-    read = {
-        part: yaml.safe_load((config_folder() / file).read_text(encoding="utf-8"))
-        for part, file in files.items()
-    }
-    read["meta"].pop("defaults")
-    return {**read, "start_from": read["start_from"]["start_from"]}
 
 
 def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str] = ()) -> InputError:

@@ -1,5 +1,4 @@
-"""Find a run or an experiment by its folder, or the latest one in ./runs. Also provides the shell completion
-of folders."""
+"""Find a run or an experiment by its folder, or the latest one in ./runs."""
 
 from __future__ import annotations
 
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from labrl.config import config_folder
-from labrl.config.keys import RECORDED, is_hydras, traits
+from labrl.config.keys import is_hydras, traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
-from labrl.run.card import is_card
 from labrl.run.experiment import Experiment
 from labrl.run.find import is_run
 from labrl.run.folder import EXPERIMENT_MARKER, is_experiment
@@ -104,37 +102,10 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
     """Return the options that `edits` choose, by group, without groups that only log, such as wandb."""
     pairs = (override.split("=", 1) for override in edits if "=" in override)
     return {
-        name: value.removeprefix(RECORDED)
+        name: value
         for name, value in pairs
         if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
     }
-
-
-def completions(line: str) -> list[str] | None:
-    """Return the completions of the last argument of a command line; None if Hydra must complete it.
-
-    Folders are completed one level at a time. A folder that may contain runs ends with a slash.
-    """
-    arguments = line.split()
-    argument = arguments[-1] if arguments and not line.endswith(" ") else ""
-    verb = next((verb for verb in TAKE_A_RUN if argument.startswith(verb)), None)
-    if verb is None:
-        verbs = [verb for verb in TAKE_A_RUN if len(argument) > 1 and verb.startswith(argument)]
-        return verbs if argument.startswith(("+r", "+f", "+enj")) else None
-    typed = argument.removeprefix(verb)
-    whole = verb == "+resume=" and not {"-m", "--multirun"}.isdisjoint(arguments)
-    start = typed or f"{RUNS}/"
-    folders = [Path(folder) for folder in sorted(glob.glob(f"{glob.escape(start)}*/"), reverse=True)]
-    runs = [(folder / MARKER).exists() for folder in folders]
-    if whole:
-        pairs = zip(folders, runs, strict=True)
-        found = [str(one) if is_experiment(one) else f"{one}/" for one, is_run in pairs if not is_run]
-    else:
-        found = [str(one) if is_run else f"{one}/" for one, is_run in zip(folders, runs, strict=True)]
-    if verb == "+rerun=":  # of saved configurations
-        found += sorted(glob.glob(f"{glob.escape(start)}*.yaml"))
-    latest = ["latest"] if "latest".startswith(typed) else []
-    return [f"{verb}{one}" for one in [*latest, *found]]
 
 
 def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Verb) -> Run:
@@ -234,9 +205,6 @@ def _named_run(path: Path, verb: Verb) -> Run:
         why, fix = "it is an experiment", _trials_of(path, verb)
         whole = f"Resume the whole experiment with labrl -m +resume={path}, or {fix}"
         fix = whole if verb == "resume" else fix[0].upper() + fix[1:]
-    elif card := next((one for one in (path, path.parent) if is_card(one)), None):
-        why = "it is a published policy (labrl-export --card), not a run"
-        fix = f'In Python, write labrl.load("{card}"), which can also play it: .evaluate(episodes=10)'
     elif trials:
         listed = "".join(f"\n  {trial}" for trial in trials)
         why, fix = "it contains several runs", f"Name one of them:{listed}"

@@ -7,7 +7,6 @@ run up to that frame. Edits are refused only if the checkpoint cannot be loaded 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
-from labrl.trial.again import Again, check_past, completed, overrides_of, say_differences
+from labrl.trial.again import Again, check_past, overrides_of, say_differences
 from labrl.trial.coefficients import schedule_jumps
 from labrl.trial.composed import Composed
 from labrl.trial.request import Request, frame_of
@@ -158,7 +157,7 @@ class Fork(Again):
         differs = differences(self.past.read_provenance(), now)
         run.update(fork={**entry, "differs": differs})
         say_differences(differs)
-        before = resolve(completed(self.past.read_config()))
+        before = resolve(self.past.read_config())
         for line in schedule_jumps(before, composed.config, self.frame):
             say(line)
 
@@ -227,10 +226,6 @@ def _frame_of(past: Run, at: str | None, count: int) -> int:
         raise InputError.value("at", at, "be a frame", fix=fix, code="type")
     if (found := next((frame for frame in shared if wanted <= frame < wanted + num_envs), None)) is not None:
         return found
-    if any(file.endswith(f"/frame_{wanted:012d}") for file in past.cleaned_files()):
-        repeat = shlex.join(["labrl", f"+rerun={past.path}", f"meta.keep_every={wanted}"])
-        why = f"labrl-clean has removed the checkpoint of that frame from {past.path}"
-        raise InputError.not_found(f"at={wanted}", why, f"{_kept_frames(shared)} To repeat the run: {repeat}")
     lacking = [str(index) for index, frames in whole.items() if wanted not in frames]
     of = f" of session {', '.join(lacking)}" if len(sessions) > 1 else ""
     why = f"{past.path} has no checkpoint{of} at that frame"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,17 +22,15 @@ from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError, key_in
 from labrl.learning.compute import Compute
 from labrl.networks.building import is_recurrent
-from labrl.run.card import Card, is_card
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
-from labrl.run.trust import check_recorded
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
-from labrl.trial.again import check_past, completed, edited_config
+from labrl.trial.again import check_past, edited_config
 from labrl.trial.find import Verb, find_run, option_of
 from labrl.trial.request import frame_of
 
@@ -84,7 +81,7 @@ class LoadedPolicy:
 
     def __init__(
         self,
-        past: Run | Card,
+        past: Run,
         plain: Mapping[str, Any],
         session: int | None,
         checkpoint: str,
@@ -92,14 +89,13 @@ class LoadedPolicy:
         precision: Precision | None = None,
         num_threads: int = 1,
     ) -> None:
-        """Load the agent of the run or published policy `past`, whose modules must be importable.
+        """Load the agent of the run `past`, whose modules must be importable.
 
         plain: the resolved configuration; session: index of the session; None: the session with the highest
         evaluation score; checkpoint: best, latest, default or a frame; verb: the purpose, for messages;
         precision: precision of the networks; None: the precision of the run; num_threads: number of cores to
         use. Raises InputError if there is no such checkpoint, or if it does not fit the configuration.
         """
-        plain = completed(plain)
         config = resolve(plain)
         chosen = past.choose_session(session, option_of(verb, "session"))
         found, self.checkpoint = chosen.choose_checkpoint(checkpoint, option_of(verb, "checkpoint"))
@@ -135,12 +131,9 @@ class LoadedPolicy:
         self.agent, self.transforms, self.clock = copy.agent, copy.transforms, copy.clock
         try:
             with loading(str(found.path)):
-                if isinstance(past, Card):  # it contains only the parts that act
-                    copy.load(found.state["acting"])
-                else:
-                    copy.clock.load_state_dict(found.state["clock"])
-                    self.transforms.load_state_dict(found.state["transforms"])
-                    self.agent.load_state_dict(found.state["agent"])
+                copy.clock.load_state_dict(found.state["clock"])
+                self.transforms.load_state_dict(found.state["transforms"])
+                self.agent.load_state_dict(found.state["agent"])
         except BaseException:
             copy.close()
             raise
@@ -404,15 +397,8 @@ def load(
 
     precision: precision of the networks; None: the precision of the run; verb: the purpose, for messages.
     """
-    card = Path(run).expanduser()
-    past: Run | Card
-    if verb == "load" and is_card(card):
-        past = Card(card)
-        check_recorded(past, past.config)
-        config = past.config
-    else:
-        past = check_past(find_run(os.fspath(run), [], verb))
-        config = edited_config(past)
+    past = check_past(find_run(os.fspath(run), [], verb))
+    config = edited_config(past)
     find_modules(past.config_dir)
     wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
     if wanted is None:

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labrl.analysis.formats import align_columns, widths_that_fit
+from labrl.analysis.formats import widths_that_fit
 from labrl.config.keys import ABSENT, changes
-from labrl.errors import DONE, InputError, LabrlError
+from labrl.errors import DONE, LabrlError
 from labrl.processes.follower import Follower
 from labrl.processes.output import doing
 from labrl.processes.signals import Stopped
@@ -205,15 +205,13 @@ def report_on(
     out: str | None,
     by: str | None,
     form: str | None,
-    options: Mapping[str, Any],
     stages: bool = False,
 ) -> None:
     """Make the report, and print its table and its path, as `labrl-report` does.
 
     places: folders, globs or `latest`; out: folder for the files; by: see `group_runs`; form: format of the
-    table (`md`, `csv` or `latex`; only the table is then printed on standard output), or formats for
-    `write_paper`; options: further arguments of `write_paper`; stages: whether to print only the comparison
-    in stages. Raises InputError.
+    table (`md` or `csv`; only the table is then printed on standard output); stages: whether to print only
+    the comparison in stages. Raises InputError.
     """
     places = [str(newest_folder()) if place == "latest" else place for place in places]
     if stages:
@@ -223,22 +221,9 @@ def report_on(
         runs = find_runs(places)
         print("\n".join(describe(group_runs(runs, by), None if by else planned_stages(runs))))
         return
-    if options and not form:
-        name = next(iter(options))
-        flag = f"--{ {'names': 'name', 'seeds': 'no-seeds'}.get(name, name) }"
-        why = "it is an option for the table and figures of a paper"
-        raise InputError.usage(flag, why, "Add --format latex,pdf")
-    if options or form not in (None, "md", "csv", "latex"):
-        from labrl.analysis.paper import write_paper
-
-        folder = Path(out or "paper").expanduser()
-        for path in write_paper(find_runs(places), folder, (form or "").split(","), by, **options):
-            print(path)
-        return
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.tables import (
         as_csv,
-        as_latex,
         as_markdown,
         comparison_rows,
         differences,
@@ -270,12 +255,8 @@ def report_on(
         # A CSV file has no comments, but a column for each key.
         text = {"csv": as_csv(rows), "md": as_markdown(rows)}
         text["md"] += "".join(f"\n{line}\n" for line in legend(rows))
-        text["latex"] = "".join(f"% {line}\n" for line in legend(rows)) + as_latex(rows)
         for caption, lines in keys.items():
             text["md"] += f"\n{caption}:\n\n{markdown_lines(lines, texts=len(lines[0]))}"
-            text["latex"] += "".join(
-                f"% {line}\n" for line in [f"{caption}:", *align_columns(lines, indent="  ")]
-            )
         print(text[form], end="")
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
@@ -374,7 +355,7 @@ def _get_ready(folder: Path, told: threading.Event) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # The new process inherits it.
     measure, nowhere = partial(Follower, baseline.__name__, str(folder)), Path(os.devnull)
     whole = measure("--whole", output=nowhere)
-    import matplotlib.backends.backend_svg
+    import matplotlib.backends.backend_pdf
     import matplotlib.font_manager  # noqa: F401  (looks for fonts)
 
     import labrl.analysis.report.build  # noqa: F401

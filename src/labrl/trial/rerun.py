@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
 
 UNTIMED = frozenset({"wall", "fps", "end"})
-"""Columns that are not compared: measured times, and `end`, which runs of older versions of labrl lack."""
+"""Columns that are not compared: measured times, and `end`, which depends on the budget."""
 
 TABLES = ("train", "eval")
 
@@ -47,10 +47,9 @@ class Rerun(Again):
         found = contradictions(then.changes(plain)) if then.sessions else []  # otherwise nothing is compared
         if found and not self.force:
             raise refusal(found, f"+rerun={then.path}")
-        if isinstance(then, SavedConfig):
-            if then.filled:
-                say(f"{then.path} lacks newer keys, which have their defaults: {', '.join(then.filled)}")
-        elif keys := [change.key for change in then.changes(edited_config(then))]:
+        if not isinstance(then, SavedConfig) and (
+            keys := [change.key for change in then.changes(edited_config(then))]
+        ):
             edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
             say(f"{edited}; +rerun ignores the edits")
         return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))

@@ -17,7 +17,6 @@ from labrl.config.compose import resolve
 from labrl.config.edit import edit
 from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_of, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.processes.secrets import origins
 from labrl.run import folder as folders
 from labrl.run.find import is_run
 from labrl.run.provenance import differences, write_provenance
@@ -28,7 +27,6 @@ from labrl.session.torchrun import check_resume
 from labrl.trial.again import (
     Again,
     check_past,
-    completed,
     described,
     edited_config,
     overrides_of,
@@ -110,7 +108,7 @@ class Resume(Again):
             return
         overrides = ["++" * (one.old is ABSENT) + override_of(one.key, one.new) for one in found]
         try:
-            resolve(edit(completed(self.past.read_config()), overrides, (), self.config_dir))
+            resolve(edit(self.past.read_config(), overrides, (), self.config_dir))
         except LabrlError as error:
             raise error.within(f"{self.past.config_yaml} was edited and cannot be used") from error
         self.edits = [*overrides, *self.edits]
@@ -161,12 +159,10 @@ class Resume(Again):
                 self.check_fits(config, saved[0], contradicting)
             begins = {index: reached.get(index, 0) for index in left}
             frame = max(reached.values(), default=0)
-            before = resolve(completed(run.read_config())) if frame and changed else config
+            before = resolve(run.read_config()) if frame and changed else config
             jumps = list(schedule_jumps(before, config, frame))
             with recording_failure(run):
                 differs = self._record(begins, changed, composed, bool(contradicting))
-                for line in origins() if run.experiment is None else ():
-                    say(line)
                 edited = [one for one in changed if one.key in self.in_file]
                 _announce(run, begins, reached, edited, differs)
                 for line in jumps:
@@ -225,7 +221,7 @@ class Resume(Again):
         code and packages since the earlier run.
         """
         run = self.past
-        run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
+        run.update()  # restores what a power failure has left empty
         resumes = list(run.read_info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
         before = run.read_provenance()
@@ -337,11 +333,9 @@ def _finished(run: Run, config: TrialConfig) -> str:
     larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in [*budgets, *stops.items()])
     or_spent = "".join(f" or reached {key}={limit:g}" for key, limit in budgets[1:])
     or_spent += "".join(f" or ended early: {stop.why}" for stop in found)
-    cleaned = " of a repetition (+rerun), because labrl-clean has removed its replay buffer"
-    where = cleaned if run.cleaned_buffers() else ""
     return (
         f"{run.path} has finished: {all_of_them} played all {budget} frames of the budget{or_spent}.\n"
-        f"To continue, set a larger budget{where}: {larger}\n"
+        f"To continue, set a larger budget: {larger}\n"
         f"To add sessions with other seeds: meta.max_session=<more than {sessions}>"
     )
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.compose import to_plain
-from labrl.config.keys import changes
 from labrl.config.nodes import ConfigNode
 from labrl.envs.games import environments
-from labrl.errors import InputError, sentences
+from labrl.errors import InputError
 from labrl.run.run import Run
 from labrl.run.trust import check_recorded
-from labrl.trial.again import completed, keys_in, reading
+from labrl.trial.again import keys_in, reading
 
 _FIX = "Name a run folder, its config.yaml, or a copy of that file"
 
@@ -33,16 +32,14 @@ class SavedConfig(Run):
         super().__init__(Path(os.path.abspath(file)))
         with reading(self.path, _FIX):
             config = keys_in(self.path.read_text(encoding="utf-8"), resolve=False)
-        groups = ("agent", "env", "meta", *sorted({"wandb", "start_from"} & config.keys()))
+        groups = ("agent", "env", "meta", "wandb", "start_from")
         if wrong := [name for name in groups if not isinstance(config.get(name), dict)]:
             why = f"it is not a configuration of labrl, which has groups of keys {', '.join(wrong)}"
             raise InputError.about(self.path, why, _FIX, code="missing", key=wrong[0])
         self._facts: dict[str, Any] = {"overrides": [], "config": config}
         check_recorded(self, config)  # before references are resolved, which may call functions
         resolved = to_plain(ConfigNode({"seed": None} | config))
-        self._facts["config"] = completed(resolved)
-        self.filled = [one.key for one in changes(resolved, self._facts["config"])]
-        """Keys that the file lacks and that therefore have the present defaults."""
+        self._facts["config"] = resolved
         agent, is_option = _agent(resolved["agent"])
         env = str(resolved["env"].get("name"))
         self._facts["choices"] = {"agent": agent, "env": env}
@@ -54,7 +51,7 @@ class SavedConfig(Run):
         return {}
 
     def read_config(self) -> dict[str, Any]:
-        """Return the configuration as plain data, completed with the defaults of newer keys."""
+        """Return the configuration as plain data."""
         return self.config
 
     def read_provenance(self) -> dict[str, Any]:
@@ -62,16 +59,8 @@ class SavedConfig(Run):
         return self._facts
 
     def explain(self, error: InputError) -> InputError:
-        """Return the error of this configuration with the name of the file, and with what to type for keys
-        that no longer exist."""
-        return InputError.of(
-            InputError(
-                sentences(one.message, f"To leave it out: ~{one.key}" * (one.code == "unknown-key")),
-                code=one.code,
-                key=one.key,
-            )
-            for one in error.within(self.path.name).mistakes
-        )
+        """Return the error of this configuration with the name of the file."""
+        return error.within(self.path.name)
 
 
 def _agent(node: Mapping[str, Any]) -> tuple[str, bool]:

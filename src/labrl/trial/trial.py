@@ -13,7 +13,7 @@ from labrl.agents.agent import Agent, agent_class
 from labrl.agents.make import check_abilities, check_actions, learns_faster_on_gpu
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
-from labrl.component import Component
+from labrl.component import MAIN, Component, used_of_main
 from labrl.config.compose import check_no_search, resolve
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
@@ -35,7 +35,6 @@ from labrl.memory.workspace import memory_available
 from labrl.processes.follower import Follower
 from labrl.processes.output import doing
 from labrl.processes.script import refuse_main
-from labrl.processes.secrets import restore
 from labrl.processes.signals import SAVE, SIGNALS, exit_code_of, how_it_ended, signals_raise
 from labrl.run.find import is_run
 from labrl.run.folder import read_json
@@ -88,6 +87,15 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
     later.
     """
     check_no_search(config.search.space)
+    env, meta = vars(config.env.config), config.meta
+    apart = {
+        f"meta.max_session={meta.max_session}": meta.max_session > 1,
+        "env.vectorization=async": env.get("vectorization") == "async",
+        "meta.async_eval=true": meta.async_eval,
+        "meta.async_unroll": meta.async_unroll,
+    }
+    for asked in filter(apart.get, apart):
+        refuse_main(env.get("id"), asked)
     observation_space, action_space = describe(config.env)
     images = sees_images(observation_space)
     if not elsewhere:
@@ -109,7 +117,6 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
                 f"meta.max_session={max(room // SESSION_BYTES, 1)}, or type labrl -m seed=0,1,2 to run the "
                 "seeds one after another",
             )
-        refuse_main(vars(config.env.config).get("id"), asked)
     check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
@@ -259,7 +266,7 @@ def train(run: Run) -> TrialResult:
     first step reveals wrong input, and BusyFolderError if another process is training the run.
     """
     with discarding_refused(run), run.lock(), recording_failure(run):
-        plain = restore(run.read_config())
+        plain = run.read_config()
         config, info = resolve(plain, plain), run.read_info()
         if info["due"]:
             return _train(run, config, info["due"])
@@ -289,6 +296,9 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
         say(masks)
     for key, rate in high_rates(config.agent).items():
         say(f"{key} reaches {rate:g}: did you intend that? Learning rates above 1 almost never work")
+    if used_of_main:
+        names = ", ".join(f"{MAIN}.{name}" for name in sorted(used_of_main))
+        say(f"only this script or notebook can resume the run, because it defines {names}")
     if ignores_precision(config):
         say(
             "meta.precision=bf16 has no effect: only networks for image observations use it, and this trial "

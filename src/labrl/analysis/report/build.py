@@ -85,12 +85,6 @@ def build_comparison(
     return Built(written, statistics, content["warnings"], content["verdict"])
 
 
-def unwritable(folder: Path, error: OSError) -> InputError:
-    """Return the error for a report whose files cannot be written."""
-    why = f"cannot be written ({error.strerror or error})"
-    return InputError.usage(folder, why, "Choose another folder with --out <folder>")
-
-
 def _write(
     folder: Path, page: str, sheets: Sequence[Sheet], statistics: dict[str, Any], table: pl.DataFrame
 ) -> Path:
@@ -102,5 +96,6 @@ def _write(
         write_atomic(csv, as_csv(table))
         write_atomic(html, page)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        why = f"cannot be written ({error.strerror or error})"
+        raise InputError.usage(folder, why, "Choose another folder with --out <folder>") from error
     return html

@@ -144,16 +144,11 @@ class EnvComparison:
     """The comparison of the groups in one environment."""
 
     def __init__(
-        self,
-        entry: Mapping[str, Any],
-        groups: Sequence[Group],
-        axes: TimeAxes,
-        several: bool,
-        by_rank: bool = True,
+        self, entry: Mapping[str, Any], groups: Sequence[Group], axes: TimeAxes, several: bool
     ) -> None:
         """entry: the statistics of the environment; groups: its groups, in the order of `entry`; several:
         whether there are several environments, so that anchors, files and titles include the environment's
-        name; by_rank: whether scores are sorted from the best group to the worst."""
+        name."""
         self.entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
         self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
@@ -167,9 +162,7 @@ class EnvComparison:
             else Member(group, one, final_return(one), Style(GRAY), False, f"others{self.suffix}")
             for group, one in zip(groups, entries, strict=True)
         ]
-        self.ranked = self.members
-        if by_rank:
-            self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
+        self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
         self.legend = [Line(one.key, one.group.name, one.style, {}) for one in self.members if one.named]
         if others := len(self.members) - len(self.legend):
             self.legend.append(Line(f"others{self.suffix}", f"{others} others", Style(GRAY), {}))

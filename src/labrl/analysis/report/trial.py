@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -98,21 +97,17 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
     return content, list(curves.sheets())
 
 
-def command_again(run: Run, elsewhere: bool = False) -> str | None:
-    """Return the command that repeats the training of a run; None if it was not recorded.
-
-    elsewhere: whether the command is for other machines, so that folders are names instead of absolute paths.
-    """
-    show = os.path.basename if elsewhere else str
+def command_again(run: Run) -> str | None:
+    """Return the command that repeats the training of a run; None if it was not recorded."""
     again = run.provenance.get("overrides")
     if fork := run.info.get("fork"):
-        again = [f"+fork={show(fork['folder'])}", f"at={fork['frame']}", *fork["edits"]]
+        again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
     elif again is not None:  # the last of several overrides for one key counts
         again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
         if "seed" in run.config and not any(override.startswith("seed=") for override in again):
             again.append(f"seed={run.config['seed']}")
         if folder := run.provenance.get("config_dir"):
-            again = ["--config-dir", show(folder), *again]
+            again = ["--config-dir", folder, *again]
     return None if again is None else shlex.join(["labrl", *map(str, again)])
 
 

@@ -38,7 +38,7 @@ from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import held, hydra_overrides
 from labrl.mistakes.names import some
-from labrl.processes.secrets import origins, redact
+from labrl.processes.secrets import redact
 from labrl.run.experiment import Experiment
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
@@ -118,8 +118,6 @@ def search(
             experiment.resumed(job.typed, job.experiment.edits if job.experiment else [], **facts)
         else:
             experiment.set_status("running", **facts)
-        for line in origins():
-            say(line)
         one = Search(study, recipe, experiment, folder_of, need, settings.max_failure_rate)
         one.shows_progress = asked.meta.progress
         at_once = str(launcher.limit or "as many as there is room for")

@@ -13,7 +13,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -261,19 +261,6 @@ class WilcoxonPruner(StartingPruner):
             return optuna.pruners.WilcoxonPruner(p_threshold=self.p_threshold).prune(study, trial)
 
 
-def _of_earlier_version(node: Any) -> Any:
-    """Return a pruner's options with the names of this version, so that runs of earlier versions can be
-    read."""
-    earlier = ({"kind", "startup_trials", "warmup"}, {"kind", "grace_period", "reduction_factor"})
-    if not isinstance(node, Mapping) or set(node) not in earlier:
-        return node
-    kept = {name: value for name, value in node.items() if name not in ("startup_trials", "warmup")}
-    return {**kept, "n_startup_trials": node.get("startup_trials"), "n_startup_rows": None}
-
-
 Pruner = Annotated[
-    Annotated[
-        NoPruner | MedianPruner | AshaPruner | HyperbandPruner | WilcoxonPruner, Field(discriminator="kind")
-    ],
-    BeforeValidator(_of_earlier_version),
+    NoPruner | MedianPruner | AshaPruner | HyperbandPruner | WilcoxonPruner, Field(discriminator="kind")
 ]

@@ -90,8 +90,8 @@ class Plan:
                 for override in redact(self.space.fixed)
                 if traits(split_override(override)[0]).score and not override.endswith(f"={MASK}")
             ),
-            "objective": [self.measure],  # lists, as in studies of earlier versions
-            "directions": [self.direction],
+            "objective": self.measure,
+            "direction": self.direction,
             "frames": self.budget,
             "sessions": self.num_sessions,
         }
