@@ -13,7 +13,7 @@ PINS := $(VENV)/constraints.txt
 .DEFAULT_GOAL := help
 # A hundred processes of the tests import labrl: all but the first find it compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run test bench learn results exact reference docs format clean
+.PHONY: help run test bench learn results exact mutants reference docs format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ exact: $(VENV)/.installed-dev ## test every agent interrupted and resumed, and a
 	$(BIN)/python -m pytest -m matrix
 	$(BIN)/python -m pytest --hypothesis-profile=random $$(grep -rl '^from hypothesis' tests --include 'test_*.py')
 	$(BIN)/python tests/support/exact_matrix.py $(ARGS)
+
+mutants: $(VENV)/.installed-dev ## change the code in 60 wrong ways, and check that tests notice: make mutants ARGS="--jobs 2"
+	$(BIN)/python tests/records/mutants.py $(ARGS)
 
 bench: $(VENV)/.installed-bench ## compare the speed with Stable-Baselines3 and with the ceilings: make bench ARGS="pong --repeats 5"
 	$(BIN)/python -m benchmarks $(ARGS)
