@@ -3,8 +3,8 @@
     python tests/records/mutants.py [NAME ...] [--jobs 1] [--timeout 600] [--write FILE] [-- PYTEST ARGUMENTS]
 
 The quick files of all mutants run first; then, for those that survived, the other files of their packages.
-The exit code is 1 if a mutant that `mutants_results.yaml` records as killed survives, or is stale because the
-code no longer contains its old text exactly once.
+The exit code is 1 if a mutant that `mutants_results.yaml` records as killed survives, has no result within
+the timeout, or is stale because the code no longer contains its old text exactly once.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def try_mutant(mutant: dict[str, Any], quick: bool, timeout: float, arguments: l
         return {"outcome": "stale", "seconds": 0}
     first = [file for file in mutant["quick"] if (ROOT / file).exists()]
     tests = first if quick else [f"tests/{mutant['package']}", *(f"--ignore={file}" for file in first)]
+    if not tests:  # All quick files have other names now.
+        return {"outcome": "survived", "seconds": 0}
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="labrl-mutant-", ignore_cleanup_errors=True) as folder:
         for name in COPIED:
@@ -84,10 +86,11 @@ def try_mutant(mutant: dict[str, Any], quick: bool, timeout: float, arguments: l
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            output = "FAILED timeout"
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        running.discard(process)
+            return {"outcome": "timeout", "seconds": round(timeout)}
+        finally:
+            running.discard(process)
     seconds = round(time.monotonic() - begin)
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     if failed:
@@ -122,11 +125,12 @@ def main() -> int:
                 if options.write:
                     text = yaml.safe_dump({**read_yaml(options.write), **results}, width=200)
                     options.write.write_text(text, encoding="utf-8")
-            alive = [name for name in alive if results[name]["outcome"] != "killed"]
+            alive = [name for name in alive if results[name]["outcome"] == "survived"]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in running.copy():
             os.killpg(process.pid, signal.SIGKILL)
+    alive = [name for name, found in results.items() if found["outcome"] != "killed"]
     lost = [name for name in alive if record.get(name, {}).get("outcome") == "killed"]
     print(f"{len(results) - len(alive)} of {len(results)} mutants killed")
     for name in alive:
