@@ -13,7 +13,7 @@ PINS := $(VENV)/constraints.txt
 .DEFAULT_GOAL := help
 # A hundred processes of the tests import labrl: all but the first find it compiled.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run test test-all bench learn results exact records reference docs format clean
+.PHONY: help run test test-all bench learn results exact records mutants reference docs format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ exact: $(VENV)/.installed-dev ## test every agent interrupted and resumed, and a
 
 records: $(VENV)/.installed-dev ## compare rows, compositions, refusals or times with their record: make records ARGS="rows"
 	$(BIN)/python tests/records/records.py $(ARGS)
+
+mutants: $(VENV)/.installed-dev ## change the code in 60 wrong ways, and check that tests notice: make mutants ARGS="--jobs 2"
+	$(BIN)/python tests/records/mutants.py $(ARGS)
 
 bench: $(VENV)/.installed-bench ## compare the speed with Stable-Baselines3 and with the ceilings: make bench ARGS="pong --repeats 5"
 	$(BIN)/python -m benchmarks $(ARGS)
