@@ -36,7 +36,18 @@ COPIED = (
     "constraints.txt",
     "CHANGELOG.md",
 )
-PYTEST = (sys.executable, "-m", "pytest", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider")
+BOTH_TIERS = ("-m", "not slow and not matrix")
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-x",
+    "--tb=no",
+    "--color=no",
+    "-p",
+    "no:cacheprovider",
+    *BOTH_TIERS,
+)
 
 running: set[subprocess.Popen[str]] = set()
 
