@@ -32,6 +32,8 @@ from labrl.offline.minari import stored_actions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
 from labrl.trial.trial import check
 
+pytestmark = pytest.mark.extended
+
 OFFLINE_CONFIG: OfflineRunConfig = options(
     "agent.offline", "agent=dqn agent/offline=run agent.offline.folder=none"
 )
@@ -125,7 +127,6 @@ def test_minibatches_mix_offline_and_online_data_as_configured() -> None:
     assert len(data([piece(0, 40, True), piece(100, 40, True)], max_transitions=50)) == 50
 
 
-@pytest.mark.extended
 def test_offline_run_reads_all_transitions_of_the_saved_replay_buffer(
     collected: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +151,6 @@ def test_offline_run_reads_all_transitions_of_the_saved_replay_buffer(
     np.testing.assert_array_equal(samples[0].observation, samples[1].observation)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("storage", ["ram", "mmap"])
 def test_offline_run_provides_action_masks(storage: str, tmp_path: Path) -> None:
     overrides = [override for override in DQN if override != "env=cartpole"] + DOORS
@@ -176,7 +176,6 @@ def test_offline_run_provides_action_masks(storage: str, tmp_path: Path) -> None
 DOORS = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
 
 
-@pytest.mark.extended
 def test_offline_run_counts_frames_without_acting_in_the_environment(collected: Path, tmp_path: Path) -> None:
     overrides = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
     overrides += ["meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
@@ -188,7 +187,6 @@ def test_offline_run_counts_frames_without_acting_in_the_environment(collected: 
     assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > 0
 
 
-@pytest.mark.extended
 def test_learning_continues_after_collect_until(tmp_path: Path) -> None:
     overrides = ["agent.collect_until=128", "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
     folder = labrl.train([*DQN, *overrides]).folder
@@ -210,14 +208,12 @@ RUNS = [
 ]
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("more", RUNS, ids=["stops-collecting", "hybrid", "offline"])
 def test_interrupted_offline_run_resumes_exactly(more: list[str], collected: Path, tmp_path: Path) -> None:
     source = [f"agent.offline.folder={collected}"] if "agent/offline=run" in more else []
     assert changed_futures(tmp_path, [*DQN, *more, *source, "meta.rigorous_eval=1"]) == []
 
 
-@pytest.mark.extended
 def test_transitions_of_several_runs_are_read_one_after_another(collected: Path, tmp_path: Path) -> None:
     other = labrl.train([*DQN, "seed=8", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     space, choice = gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2)
@@ -234,7 +230,6 @@ def test_transitions_of_several_runs_are_read_one_after_another(collected: Path,
     assert both.state_dict() != read([str(other), str(collected)]).state_dict()
 
 
-@pytest.mark.extended
 def test_state_saved_with_other_offline_data_is_refused(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
@@ -332,7 +327,6 @@ def test_different_action_space_is_refused_and_both_spaces_are_named(collected: 
             check(config)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("storage", ["ram", "mmap"])
 def test_stored_actions_of_another_shape_or_dtype_are_refused(
     storage: str, collected: Path, tmp_path: Path
@@ -353,7 +347,6 @@ def test_stored_actions_of_another_shape_or_dtype_are_refused(
             )
 
 
-@pytest.mark.extended
 def test_run_with_an_empty_replay_buffer_is_refused(collected: Path, tmp_path: Path) -> None:
     more = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
     empty = labrl.train([*DQN, *more, "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]).folder
