@@ -197,7 +197,7 @@ def test_force_is_refused_when_the_state_does_not_fit(
     assert main(["+resume=runs/one", "env.max_frame=400", *overrides, "+force=true"]) == 2
     forced = capsys.readouterr().err
     key = overrides[-1].partition("=")[0].replace("/", ".")
-    assert forced.startswith(f"labrl: {key}"), "the key at fault is not named first"
+    assert forced.startswith(f"labrl: {key}"), "a changed key is not named first"
     assert forced.endswith(f" start_from.run={Path('runs/one').absolute()} start_from.partial=true\n")
     assert "Traceback" not in forced
     assert files_of(learned) == before

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.analysis.formats import align_columns
 from labrl.config import config_folder
-from labrl.config.compose import compose, prepare, resolve
+from labrl.config.compose import compose, prepare
 from labrl.config.edit import edit
 from labrl.config.keys import (
     ABSENT,
@@ -145,7 +145,7 @@ class Again(ABC):
         """
 
     def check_fits(self, config: TrialConfig, session: RunSession, changes: Sequence[Change]) -> None:
-        """Raise InputError, which names the key at fault, if a session cannot load its checkpoint.
+        """Raise InputError, which lists the changed keys, if a session cannot load its checkpoint.
 
         config: the edited configuration; changes: its changes that contradict the past of the run.
         """
@@ -153,41 +153,18 @@ class Again(ABC):
 
         try:
             check_restores(config, session)
-        except DamagedFileError:
-            raise
         except LabrlError as error:
+            if isinstance(error, DamagedFileError) or not changes:
+                raise
+            why = f"the checkpoint of {self.past.path} cannot be loaded with the changed values"
             new = [*self.overrides, f"start_from.run={self.past.path}", "start_from.partial=true"]
-            fix = f"To start a new run from the weights that fit: {shlex.join(['labrl', *new])}"
-            for change in (one for one in changes if one.key == "agent._target_"):  # others follow from it
-                why = f"{self.past.path} cannot be continued with another agent, whose checkpoints differ"
-                raise InputError.about(
-                    described(change), why, fix, code="changed-past", key="agent"
-                ) from error
-            for change in changes:
-                if len(changes) > 1 and change.pinnable and self._loads(change, session):
-                    continue
-                raise self.refused(change, misfit(error.__cause__ or error), fix) from error
-            raise
-
-    def _loads(self, change: Change, session: RunSession) -> bool:
-        """Return whether a session can load its checkpoint with only this change."""
-        from labrl.session.run import check_restores
-
-        cfg = OmegaConf.create(self.past.config)
-        OmegaConf.update(cfg, change.key, change.new, merge=False)
-        plain: Any = OmegaConf.to_container(cfg)
-        try:
-            check_restores(resolve(plain), session)
-        except LabrlError:
-            return False
-        return True
-
-    def refused(self, change: Change, why: str, again: str = "") -> InputError:
-        """Return the error for a change with which the run cannot be continued. why: a clause; again: what to
-        type instead."""
-        keep = f"To keep the old value: {typed_override(change.key, change.old)}. " if change.pinnable else ""
-        why = f"{self.past.path} cannot be continued with this change, because {why}"
-        return InputError.about(described(change), why, keep + again, code="changed-past", key=change.key)
+            raise InputError.about(
+                "; ".join(map(described, changes)),
+                f"{why}, because {misfit(error.__cause__ or error)}",
+                f"To start a new run from the weights that fit: {shlex.join(['labrl', *new])}",
+                code="changed-past",
+                key=changes[0].key,
+            ) from error
 
     def conclude(self, result: TrialResult) -> TrialResult:
         """Do what remains to be done after the trial, and return its result."""
