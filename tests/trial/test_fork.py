@@ -273,7 +273,7 @@ def test_wrong_fork_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None
         ([*fork(trunk), "env.num_envs=4"], "changed-past", "env.num_envs"),
         ([*fork(trunk), "env.id=Acrobot-v1"], "changed-past", "env.id"),
         (
-            [*fork(trunk), "agent.network.torso.mlp.hidden=[32,32]"],
+            [*fork(trunk), EDIT, "agent.network.torso.mlp.hidden=[32,32]"],
             "changed-past",
             "agent.network.torso.mlp.hidden",
         ),

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,36 +85,6 @@ class Run(Folder[RunStatus]):
             config = facts.get("config")
             return version if isinstance(config, dict) and "start_from" in config else 0
         return version
-
-    def read_info(self) -> dict[str, Any]:
-        """Return the content of `run.json`. If a power failure has left the file empty, but the run has
-        checkpoints and was never resumed, return the content at the start of the run.
-
-        Raises InputError if the folder is not a run folder, and DamagedFileError if `run.json` is damaged or
-        missing.
-        """
-        try:
-            return super().read_info()
-        except LabrlError as error:
-            # The marker may never have reached the disk: it is missing, empty, or contains only zero bytes.
-            try:
-                emptied = not self.marker.read_bytes().strip(b"\0")
-            except OSError as lost:
-                emptied = isinstance(lost, FileNotFoundError)
-            if (
-                emptied
-                and not self.resumes.exists()
-                and any(one.checkpoint_frames() for one in self.sessions)
-            ):
-                with suppress(TypeError, ValueError):
-                    started = datetime.fromisoformat(read_json(self.provenance_json).get("started", ""))
-                    created = started.astimezone(UTC).isoformat(timespec="milliseconds")
-                    head = {"format_version": self.FORMAT_VERSION, "status": "running", "created": created}
-                    return {**head, **self._pending}
-            if isinstance(error, DamagedFileError) or not self.provenance_json.exists():
-                raise
-            why = "it is missing. Restore it from a copy"
-            raise DamagedFileError.about(self.marker, why) from error.__cause__
 
     @cached_property
     def status(self) -> str:

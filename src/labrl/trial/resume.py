@@ -225,7 +225,7 @@ class Resume(Again):
         code and packages since the earlier run.
         """
         run = self.past
-        run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
+        run.update(format_version=run.FORMAT_VERSION)
         resumes = list(run.read_info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
         before = run.read_provenance()
