@@ -183,16 +183,6 @@ FALLING = [
 """Overrides of a run whose learning rate and clip range fall to 0 at the end of its budget."""
 
 
-def test_run_resumes_with_the_edited_config_yaml(tmp_path: Path) -> None:
-    """Edit the file, as users of SLM Lab do."""
-    assert main([*FALLING, *CONSTANT, "env.max_frame=256", "hydra.run.dir=short"]) == 0
-    config = tmp_path / "short" / "config.yaml"
-    config.write_text(config.read_text().replace("max_frame: 256", "max_frame: 512"))
-    assert main(["+resume=short"]) == 0
-    assert main([*FALLING, *CONSTANT, "env.max_frame=512", "hydra.run.dir=long"]) == 0
-    assert differences(Path("short"), Path("long")) == []
-
-
 def test_extension_that_would_learn_nothing_is_refused_with_values_to_train_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from refusals import damaged
 from run_cases import files_of
 
 import labrl
@@ -253,8 +254,10 @@ def test_change_of_batch_size_can_be_forced(learned: Path) -> None:
 def test_enjoy_refuses_a_checkpoint_that_does_not_fit(
     learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = learned / "config.yaml"
-    config.write_text(config.read_text().replace("- 256", "- 32"))
+    (learned / "config.yaml").write_text((learned / "config.yaml").read_text().replace("- 256", "- 32"))
+    facts = json.loads((learned / "provenance.json").read_text())
+    facts["config"] = yaml.safe_load((learned / "config.yaml").read_text())
+    (learned / "provenance.json").write_text(json.dumps(facts))
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 2
     stderr = capsys.readouterr().err
     assert re.search(r"checkpoints/\w+", stderr)
@@ -450,61 +453,37 @@ def edit_config(run: Path, before: str, after: str) -> Path:
     return path
 
 
-def test_edits_of_config_yaml_are_used_and_recorded(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = edit_config(finished, "max_frame: 64", "max_frame: 1.28e2")
-    edit_config(finished, "keep_last: 2", "keep_last: 7")
-    assert main([f"+resume={finished}", "meta.keep_last=3"]) == 0
-    printed = next(line for line in capsys.readouterr().out.splitlines() if str(path) in line)
-    assert "env.max_frame 64 -> 128" in printed
-    config = yaml.safe_load(path.read_text())
-    assert (config["env"]["max_frame"], config["meta"]["keep_last"]) == (128, 3)
-    (entry,) = json.loads((finished / "run.json").read_text())["resumes"]
-    assert entry["edited_in_config_yaml"] == ["env.max_frame"], (
-        "a typed override must win over the edited file, which is then not recorded"
-    )
-    assert entry["changed"][0] == {"key": "env.max_frame", "then": 64, "now": 128}
-    assert "env.max_frame=128" in yaml.safe_load((finished / "overrides.yaml").read_text())
-    edit_config(finished, "max_frame: 128", "max_frame: 192")
-    assert labrl.train([f"+resume={finished}"]).sessions[0].frame == 192
-
-
 @pytest.mark.parametrize(
-    ("before", "after", "named"),
+    ("before", "after"),
     [
-        ("max_frame: 64", "max_frame: [64", "line"),
-        ("max_frame: 64", "max_frame: many", "env.max_frame"),
-        ("keep_last: 2", "keep_last: 2\n  kep_last: 3", "meta.kep_last"),
-        ("  keep_last: 2\n", "", "meta.keep_last"),
-        ("max_episode_steps: null", "max_episode_steps: 9", "env.max_episode_steps"),
-        ("callbacks: {}", "callbacks: &all {mine: *all}", "alias"),
+        ("max_frame: 64", "max_frame: [64"),
+        ("max_frame: 64", "max_frame: 128"),
+        ("  keep_last: 2\n", ""),
+        ("callbacks: {}", "callbacks: &all {mine: *all}"),
     ],
 )
-def test_invalid_edits_of_config_yaml_are_refused_with_file_and_key(
-    before: str, after: str, named: str, finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edit_config(finished, before, after)
+def test_edited_config_yaml_is_refused(before: str, after: str, finished: Path) -> None:
+    path = edit_config(finished, before, after)
     files = files_of(finished)
-    assert main([f"+resume={finished}", "meta.max_session=2"]) == 2
-    stderr = capsys.readouterr().err
-    assert named in stderr
-    assert "config.yaml" in stderr
+    for verb, more in (
+        ("resume", ["meta.max_session=2"]),
+        ("rerun", []),
+        ("fork", ["at=64", "env.max_frame=99"]),
+    ):
+        with damaged(path.absolute()):
+            labrl.train([f"+{verb}={finished}", *more])
+    with damaged(path.absolute()):
+        labrl.load(finished)
+    assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == WRONG_INPUT
     assert files_of(finished) == files
 
 
-def test_rerun_ignores_and_enjoy_uses_edits_of_config_yaml(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = edit_config(finished, "max_episode_steps: null", "max_episode_steps: 3")
-    capsys.readouterr()
-    for overrides in (["+rerun=runs/one"], ["+enjoy=runs/one", "episodes=1", "videos=0"]):
-        assert main(overrides) == 0
-        out = capsys.readouterr().out
-        assert str(path) in out
-        assert "env.max_episode_steps" in out
-    (result,) = (finished / "enjoy").glob("*/result.json")
-    assert json.loads(result.read_text())["episodes"][0]["length"] == 3
+def test_resume_killed_before_it_replaces_config_yaml_is_resumed(finished: Path) -> None:
+    before = (finished / "config.yaml").read_bytes()
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
+    (finished / "config.yaml").write_bytes(before)
+    assert main(["+resume=runs/one", "env.max_frame=192"]) == 0
+    assert yaml.safe_load((finished / "config.yaml").read_text())["env"]["max_frame"] == 192
 
 
 @pytest.mark.parametrize("damage", ["deleted", "halved", "emptied"])

@@ -465,7 +465,7 @@ def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], ag
         [
             f"+resume={again.path}: these values contradict the past of {sum(map(bool, found.values()))} "
             f"of {len(trials)} trials:",
-            *align_columns([("key", "then", "now", "", ""), *cells], indent="  "),
+            *align_columns([("key", "then", "now", ""), *cells], indent="  "),
             *ways_out([change for changed in found.values() for change in changed]),
         ]
     )

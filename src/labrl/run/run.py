@@ -47,6 +47,8 @@ PATIENCE = 60.0
 RunStatus = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
 """Recorded status of a run. `waiting`: planned, but not started; `pruned`: stopped early by a search."""
 
+_RESTORE = f"Restore it: the configuration that was run is in {PROVENANCE}, under `config`"
+
 _Loader = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
 
 
@@ -118,7 +120,7 @@ class Run(Folder[RunStatus]):
 
         If the run is a fork, its sessions already contain the copied past at that point.
         """
-        return not self.provenance_json.exists() and not any(session.has_begun for session in self.sessions)
+        return not self.config_yaml.exists() and not any(session.has_begun for session in self.sessions)
 
     def read_provenance(self) -> dict[str, Any]:
         """Return the newest provenance of the run: from its last resume, or else from its start.
@@ -150,13 +152,20 @@ class Run(Folder[RunStatus]):
 
     def read_config(self) -> dict[str, Any]:
         """Return the resolved configuration of the run as plain data. Raises DamagedFileError if the
-        provenance file is missing or damaged."""
+        provenance file or `config.yaml` is missing or damaged, or if `config.yaml` was edited."""
         config: dict[str, Any] = self.read_provenance()["config"]
-        with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # an alias may contain itself
+        try:
             exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
-            # Unless it was edited, config.yaml also has infinity and keys that are numbers, which JSON lacks.
-            if json.loads(json.dumps(as_known_to_json(exact))) == config:
-                config = exact
+            plain = json.loads(json.dumps(as_known_to_json(exact)))
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # an alias may contain itself
+            why = f"it cannot be read: {' '.join(str(error).split())}"
+            raise DamagedFileError.about(self.config_yaml, why, _RESTORE) from error
+        if plain == config:
+            return exact  # with infinity and keys that are numbers, which JSON lacks
+        # A resume that is killed before it replaces the file leaves that of an earlier command.
+        if not any(read_json(path).get("config") == plain for path in self.path.rglob(PROVENANCE)):
+            why = "it was edited after it was written: edits are overrides, such as agent.lr=1e-3"
+            raise DamagedFileError.about(self.config_yaml, why, _RESTORE)
         return config
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
@@ -388,7 +397,7 @@ class Run(Folder[RunStatus]):
         """Delete the files of a run that is `unrecorded`, so that a new run can use the folder."""
         for session in self.sessions:
             shutil.rmtree(session.path)
-        for path in (self.config_yaml, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
+        for path in (self.provenance_json, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
             path.unlink(missing_ok=True)
         self.marker.unlink()
 

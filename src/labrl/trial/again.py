@@ -6,22 +6,17 @@ import copy
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from labrl.analysis.formats import align_columns
 from labrl.config import config_folder
 from labrl.config.compose import compose, prepare
 from labrl.config.edit import edit
 from labrl.config.keys import (
-    ABSENT,
     RECORDED,
     Change,
     is_hydras,
@@ -35,8 +30,7 @@ from labrl.config.keys import (
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.processes.secrets import ENV_SET, MASK, note_typed
 from labrl.run.checkpoint import misfit
-from labrl.run.folder import PROVENANCE
-from labrl.run.provenance import Command, as_yaml
+from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.run.trust import check_recorded
 from labrl.trial.composed import Composed, check_start_from
@@ -46,8 +40,6 @@ if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
     from labrl.run.session import RunSession
     from labrl.trial.result import TrialResult
-
-_ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 
 
 class Again(ABC):
@@ -183,54 +175,6 @@ def check_past(run: Run, composes: bool = False) -> Run:
     return run
 
 
-def edited_config(run: Run) -> dict[str, Any]:
-    """Return the configuration in the `config.yaml` of a run, including edits by the user.
-
-    Raises DamagedFileError if the file is missing, cannot be read or lacks keys, and InputError if
-    someone else has edited it so that it names code that is not part of labrl.
-    """
-    path = run.config_yaml
-    with reading(path, _ORIGINAL):
-        text = path.read_text(encoding="utf-8")
-        if text == as_yaml(run.config):
-            return run.config
-        plain = keys_in(text)
-    found = run.changes(plain)
-    gone = [change.key for change in found if change.new is ABSENT]
-    if gone:
-        more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
-        new = [change.key for change in found if change.old is ABSENT]
-        has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
-        raise DamagedFileError.about(path, f"it lacks {', '.join(gone[:5])}{more}{has}", _ORIGINAL)
-    check_recorded(run, plain)
-    return plain
-
-
-@contextmanager
-def reading(path: Path, fix: str) -> Iterator[None]:
-    """Context manager: raise DamagedFileError if the YAML file `path` cannot be read. fix: what to do
-    then."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DamagedFileError.about(path, "it is missing. Restore it from a copy", fix) from error
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
-        told = " ".join(str(error).split())
-        if isinstance(error, RecursionError):
-            told = "an alias stands for a node that contains it, or groups of keys are nested too deeply"
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            told = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise DamagedFileError.about(path, f"cannot be read: {told.rstrip('.')}", fix) from None
-
-
-def keys_in(text: str, resolve: bool = True) -> dict[str, Any]:
-    """Return the keys in a YAML text. resolve: whether to resolve references to other keys."""
-    node = OmegaConf.to_container(OmegaConf.create(text), resolve=resolve)
-    if not isinstance(node, dict) or not node:
-        raise ValueError("it contains no keys")
-    return {str(key): value for key, value in node.items()}
-
-
 def overrides_of(run: Run) -> list[str]:
     """Return the overrides that reproduce the configuration of a run, without those for Hydra."""
     from labrl.config.presets import is_labrls  # imports Hydra
@@ -268,15 +212,15 @@ def _defaults() -> dict[str, dict[str, Any]]:
     return {**read, "start_from": read["start_from"]["start_from"]}
 
 
-def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str] = ()) -> InputError:
+def refusal(contradicting: Sequence[Change], asked: str) -> InputError:
     """Return the error for changes that contradict the past of a run, with a table and what to type instead.
 
-    asked: the override that names the run; edited: keys that were changed in its `config.yaml`.
+    asked: the override that names the run.
     """
     lines = [f"{asked}: these values contradict the past of the run:"]
-    rows = [("key", "then", "now", ""), *(row_of(one, edited) for one in contradicting)]
+    rows = [("key", "then", "now"), *map(row_of, contradicting)]
     lines += align_columns(rows, indent="  ")
-    forked = asked.replace("resume", "fork", 1) if asked.startswith("+resume=") and not edited else ""
+    forked = asked.replace("resume", "fork", 1) if asked.startswith("+resume=") else ""
     message = "\n".join([*lines, *ways_out(contradicting, forked)])
     return InputError(message, code="changed-past", key=contradicting[0].key)
 
@@ -286,17 +230,15 @@ def described(change: Change) -> str:
     return f"{change.key} {written(change.old)} -> {written(change.new)}"
 
 
-def row_of(change: Change, edited: Collection[str] = ()) -> tuple[str, str, str, str]:
-    """Return a key, its old value, its new value, and where it was changed. edited: keys that were changed in
-    `config.yaml`."""
-    source = "edited in config.yaml" if change.key in edited else ""
-    return change.key, written(change.old), written(change.new), source
+def row_of(change: Change) -> tuple[str, str, str]:
+    """Return a key, its old value and its new value."""
+    return change.key, written(change.old), written(change.new)
 
 
 def ways_out(contradicting: Sequence[Change], forked: str = "") -> Iterator[str]:
     """Yield lines that say which overrides keep the old values, or permit the contradiction.
 
-    forked: override that forks the run, if the changes were set on the command line and not in a file.
+    forked: override that forks the run; '' if it cannot be forked.
     """
     # In an experiment, trials share old values.
     if old := dict.fromkeys(typed_override(one.key, one.old) for one in contradicting if one.pinnable):

@@ -9,7 +9,7 @@ from labrl.config.keys import contradictions
 from labrl.errors import FAILED, InputError
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.trial.again import Again, edited_config, refusal
+from labrl.trial.again import Again, refusal
 from labrl.trial.result import TrialResult
 from labrl.trial.saved import SavedConfig
 
@@ -47,12 +47,8 @@ class Rerun(Again):
         found = contradictions(then.changes(plain)) if then.sessions else []  # otherwise nothing is compared
         if found and not self.force:
             raise refusal(found, f"+rerun={then.path}")
-        if isinstance(then, SavedConfig):
-            if then.filled:
-                say(f"{then.path} lacks newer keys, which have their defaults: {', '.join(then.filled)}")
-        elif keys := [change.key for change in then.changes(edited_config(then))]:
-            edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
-            say(f"{edited}; +rerun ignores the edits")
+        if isinstance(then, SavedConfig) and then.filled:
+            say(f"{then.path} lacks newer keys, which have their defaults: {', '.join(then.filled)}")
         return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))
 
     def conclude(self, result: TrialResult) -> TrialResult:
