@@ -102,7 +102,6 @@ pytestmark = pytest.mark.usefixtures("own_folder")
         ([LR, "search.objective=[final_return,wall]"], ["search.objective", "one objective"]),
         ([LR, "search.objective=reward"], ["search.objective", "final_return"]),
         ([LR, "hydra.sweeper.direction=[maximize,minimize]"], ["hydra.sweeper.direction"]),
-        ([LR, "hydra.sweep.subdir=same"], ["hydra.sweep.subdir", "same", "${hydra.job.num}"]),
         ([LR, "hydra.sweeper.n_jobs=0"], ["hydra.sweeper.n_jobs", "0"]),
         ([LR, "hydra.sweeper.n_jobs=1.5"], ["hydra.sweeper.n_jobs", "1.5"]),
         ([LR, "hydra.sweeper.n_trials=many"], ["hydra.sweeper.n_trials", "many"]),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from one_process import ONE_PROCESS
 from refusals import damaged
 from run_cases import files_of
 
@@ -132,7 +133,7 @@ def test_latest_without_a_run_names_the_searched_folder(capsys: pytest.CaptureFi
 def test_latest_is_the_newest_run_with_the_chosen_options(capsys: pytest.CaptureFixture[str]) -> None:
     main([*QUICK, "hydra.run.dir=runs/c"])
     main([*QUICK, "env=pendulum", "hydra.run.dir=runs/b"])
-    main(["-m", *QUICK, "hydra/launcher=basic", "env=acrobot", "hydra.sweep.dir=runs/a"])
+    main(["-m", *QUICK, ONE_PROCESS, "env=acrobot", "hydra.sweep.dir=runs/a"])
     Path("runs/killed before its start").mkdir()
     Run.create("runs/killed before its start")
     Run.create("runs/damaged").path.joinpath("run.json").write_text("{")
@@ -226,9 +227,7 @@ def test_option_that_changes_a_coefficient_is_refused_with_its_values(
     assert "env.id=CartPole-v1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "flags", [["--cfg", "job", "--package", "agent"], ["--cfg", "all"], ["--info", "all"]]
-)
+@pytest.mark.parametrize("flags", [["--cfg", "all"], ["--info", "all"]])
 def test_flag_about_a_new_run_is_refused(
     flags: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

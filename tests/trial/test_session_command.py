@@ -12,6 +12,7 @@ import pytest
 import yaml
 from commands import start_module
 from exact_cases import differences
+from one_process import ONE_PROCESS
 
 from labrl.cli import main
 from labrl.config.compose import compose
@@ -97,7 +98,7 @@ def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path,
 
 @pytest.mark.parametrize("several", [False, True])
 def test_run_that_was_killed_while_it_was_planned_is_planned_again(tmp_path: Path, several: bool) -> None:
-    overrides = ["-m", *QUICK, f"hydra.sweep.dir={tmp_path / 'e'}", "hydra/launcher=basic"]
+    overrides = ["-m", *QUICK, f"hydra.sweep.dir={tmp_path / 'e'}", ONE_PROCESS]
     overrides = overrides if several else [*QUICK, f"hydra.run.dir={tmp_path / 'run'}"]
     assert main(overrides) == 0
     run = next((tmp_path / "e").glob("0_*")) if several else tmp_path / "run"

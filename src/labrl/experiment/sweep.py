@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.analysis.formats import duration
-from labrl.config.keys import quoted
 from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
@@ -161,7 +160,7 @@ class Grid(Queue):
         """Run the remaining trials. Return the exit code of the experiment."""
         interruption = Interruption()
         try:
-            with launcher, interruption if launcher.traits.apart else nullcontext():
+            with launcher, interruption:
                 run_queue(self, launcher, interruption)
         except KeyboardInterrupt as stop:
             interruption.stop(signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
@@ -248,7 +247,7 @@ def _tasks(
     return [
         Task(
             number=record.number,
-            overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
+            overrides=record.overrides,
             folder=folder.trial_path(record),
             need=need,
             about=own[record.number],

@@ -14,7 +14,7 @@ import yaml
 
 from labrl.analysis.formats import align_columns
 from labrl.config import config_folder
-from labrl.config.compose import compose, prepare
+from labrl.config.compose import prepare
 from labrl.config.edit import edit
 from labrl.config.keys import (
     RECORDED,
@@ -28,7 +28,7 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.processes.secrets import ENV_SET, MASK, note_typed
+from labrl.processes.secrets import MASK, note_typed
 from labrl.run.checkpoint import misfit
 from labrl.run.provenance import Command
 from labrl.run.run import Run
@@ -75,17 +75,10 @@ class Again(ABC):
         recorded: dict[str, str] = dict(self.past.provenance.get("choices", {}))
         return recorded | {key: value for key, value in map(split_override, self.edits) if key in recorded}
 
-    def set_variables(self) -> None:
-        """Set the environment variables that the command line requests (`hydra.job.env_set`), because edits
-        may refer to them."""
-        if any(ENV_SET in one for one in self.hydras):
-            typed = compose(self.hydras, self.config_dir, with_hydra=True).hydra.job.env_set
-            os.environ.update({str(name): str(value) for name, value in typed.items()})
-
     @property
     def node(self) -> dict[str, Any]:
-        """Keys below `hydra` in the configuration with which Hydra calls labrl."""
-        return {"runtime": {"choices": self.choices}, "overrides": {"task": self.overrides}}
+        """Keys below `hydra`, from which the folder of the run is interpolated."""
+        return {"runtime": {"choices": self.choices}}
 
     @cached_property
     def edited(self) -> dict[str, Any]:

@@ -79,8 +79,7 @@ class Resume(Again):
 
     @property
     def node(self) -> dict[str, Any]:
-        """Keys below `hydra` in the configuration with which Hydra calls labrl, including the existing run
-        folder."""
+        """Keys below `hydra`, with the existing run folder."""
         return {**super().node, "run": {"dir": str(self.past.path)}}
 
     @classmethod
