@@ -125,8 +125,7 @@ class Job:
         if self.fork is not None:
             fork = self.fork.of_trial(overrides)
             return fork.plan(folder, self.typed, self.repositories, launcher.elsewhere)
-        with explained(overrides, self.config_dir):
-            cfg = compose()
+        cfg = compose()
         choices = choices_of(cfg.hydra)
         command = Command(overrides, choices, self.config_dir, self.typed, self.repositories)
         composed = Composed.of(cfg, folder, command, launcher.elsewhere)
@@ -153,12 +152,16 @@ class Job:
                 return recorded(run)
 
 
-def compose_trial(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Compose the configuration of a trial of an experiment. Raises Hydra's errors.
+def compose_trial(
+    context: HydraContext, config: DictConfig, config_dir: str | None, overrides: Sequence[str]
+) -> DictConfig:
+    """Compose the configuration of a trial of an experiment. Raises InputError.
 
-    config: configuration of the experiment with the node `hydra`; overrides: overrides of the trial.
+    config: configuration of the experiment with the node `hydra`; config_dir: folder with the user's own
+    groups; overrides: overrides of the trial.
     """
-    composed: DictConfig = context.config_loader.load_sweep_config(config, without_alias(overrides))
+    with explained(overrides, config_dir):
+        composed: DictConfig = context.config_loader.load_sweep_config(config, without_alias(overrides))
     return composed
 
 
@@ -187,7 +190,7 @@ class Planner:
         Returns the outcome of a trial that has already ended or is refused, for instance for an error in its
         overrides.
         """
-        compose = partial(compose_trial, self.hydra_context, self.config, task.overrides)
+        compose = partial(compose_trial, self.hydra_context, self.config, self.job.config_dir, task.overrides)
         try:
             log = task.folder / task.log if task.log else None
             with printing_to(log), labeled_output("" if log else f"[{task.number}] "):

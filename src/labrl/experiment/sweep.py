@@ -52,7 +52,7 @@ def sweep_grid(
     again = job.experiment
     job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     overrides = replaced(params, job.overrides)
-    composed = functools.partial(compose_trial, hydra_context, config)
+    composed = functools.partial(compose_trial, hydra_context, config, job.config_dir)
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.traits.elsewhere else Machine()
     stages = requested_stages(overrides)

@@ -97,11 +97,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
             why = "the argument is empty (perhaps a shell variable is not set)"
             raise InputError.about(shlex.quote(argument), why, "Leave it out", code="missing")
         if argument.startswith("~") or (equals and not argument.startswith("-")):
-            parts = [argument]  # of a list with blanks after its commas, which the shell has split
-            while left and (parts[-1].endswith(",") or left[0].startswith(",")) and "=" not in left[0]:
-                parts.append(left.pop(0))
-            wrong += [" ".join(parts)] if len(parts) > 1 else []
-            line.append(shlex.quote("".join(parts)))
+            line.append(shlex.quote(argument))
             continue
         has_value = not equals and (name in VERBS or (name.startswith("-") and FLAGS.get(name) != ""))
         if has_value and left and re.fullmatch(r"[^-~=][^=]*", left[0]):
