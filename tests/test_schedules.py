@@ -12,6 +12,7 @@ from exact_cases import rows
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from one_process import ONE_PROCESS
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
@@ -303,7 +304,7 @@ def test_grid_can_sweep_over_schedules(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
     swept = f"agent.lr=linear:3e-4:0,1e-3,{PIECES}"
-    assert main(["-m", *tiny, swept, f"agent.clip_range={FULL}", "hydra/launcher=basic"]) == 0
+    assert main(["-m", *tiny, swept, f"agent.clip_range={FULL}", ONE_PROCESS]) == 0
     (experiment,) = Path("runs").iterdir()
     configs = [yaml.safe_load(path.read_text()) for path in sorted(experiment.glob("*/config.yaml"))]
     assert [config["agent"]["clip_range"] for config in configs] == [COSINE_LR] * 3

@@ -49,7 +49,7 @@ def press(number: int, module: str, command: str, *overrides: str, cwd: Path) ->
     ("command", "module"),
     [
         *((command, "labrl.cli") for command in SCRIPTS),
-        ("labrl", "labrl.experiment.job"),
+        ("labrl", "labrl.experiment.command"),
         *(
             pytest.param(command, "labrl.mistakes.spelling", marks=pytest.mark.matrix)
             for command in SCRIPTS

@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, LabrlError
 from labrl.processes.output import full_error, print_error, steady_output
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compose(planned: Composition) -> Job:
-    """Have Hydra compose a configuration and call the `Job` of a run or the sweeper of an experiment.
+    """Have Hydra compose a configuration and print it, or call the sweeper of an experiment with the `Job`.
 
     Returns the job. Raises LabrlError if composing fails.
     """
@@ -73,7 +73,7 @@ def compose(planned: Composition) -> Job:
             hydra_in_charge(flags.overrides, flags.config_dir, flags.multirun),
             Groups.searched(flags.config_dir),
         ):
-            hydra.main(config_path=None, config_name="config")(planned.job)()
+            hydra.main(config_path=None, config_name="config")(cast("Any", planned.job))()
         if flags.cfg:
             check_shown(flags, planned.job.typed)
     finally:

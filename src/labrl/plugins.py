@@ -12,7 +12,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.experiment.launcher import TrialLauncher, make_launcher
+from labrl.experiment.launcher import make_launcher
 
 
 class TrialSweeper(Sweeper):
@@ -20,12 +20,13 @@ class TrialSweeper(Sweeper):
 
     hydra_context: Any
     config: Any
+    launcher: Any
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Build the launcher. Raises InputError if it cannot work on this machine."""
         self.hydra_context, self.config = hydra_context, config
         self.job: Any = task_function
-        self.launcher: TrialLauncher = make_launcher(hydra_context, task_function, config)
+        self.launcher = make_launcher(hydra_context, task_function, config)
 
 
 class GridSweeper(TrialSweeper):

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from exact_cases import QUIET
+from one_process import ONE_PROCESS
 from refusals import refused
 
 import labrl
@@ -154,7 +155,7 @@ def test_unsupported_pair_is_announced_and_does_not_stop_the_other_trials_of_a_g
 ) -> None:
     """Regression test: labrl asked for a key that only the unsupported pair needs, and no trial ran."""
     quick = ["env.max_frame=200", "agent.learning_starts=100", "agent.batch_size=32", *QUIET, "seed=1"]
-    grid = ["agent=c51", "env=cartpole,pendulum", "hydra/launcher=basic", f"hydra.sweep.dir={tmp_path / 'e'}"]
+    grid = ["agent=c51", "env=cartpole,pendulum", ONE_PROCESS, f"hydra.sweep.dir={tmp_path / 'e'}"]
     assert main(["-m", *quick, *grid]) == WRONG_INPUT
     assert [path.parent.name for path in tmp_path.glob("e/*/run.json")] == ["0_c51_cartpole"]
     said = capsys.readouterr().out

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_process import ONE_PROCESS
 
 import labrl
 from labrl.cli import main
@@ -46,8 +47,6 @@ def files() -> list[Path]:
         ["hydra/launcher=slrm"],
         ["--config-dir", "nowhere"],
         ["--no-such-flag"],
-        ["hydra.verbose=maybe"],
-        ["hydra.verbose=3"],
         ["start_from.checkpoint=3"],
         ["-m", "seed=1,2", "start_from.session=0"],
     ],
@@ -156,7 +155,7 @@ def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
 ) -> None:
     # Whether a network suits the observations is checked when its trial begins, so the others still run.
     small = ["env.max_frame=128", "agent.learning_starts=64", "agent.batch_size=32"]
-    networks = ["agent=dqn", "agent/network=nature_cnn,mlp", "hydra/launcher=basic"]
+    networks = ["agent=dqn", "agent/network=nature_cnn,mlp", ONE_PROCESS]
     assert main(["-m", *QUICK[1:], *small, *networks]) == WRONG_INPUT
     (experiment,) = Path("runs").iterdir()
     assert "_experiment_" in experiment.name
@@ -165,13 +164,13 @@ def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
 
 
 def test_wrong_value_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK, "hydra/launcher=basic", "env.num_envs=0,2"]) == WRONG_INPUT
+    assert main(["-m", *QUICK, ONE_PROCESS, "env.num_envs=0,2"]) == WRONG_INPUT
     assert "env.num_envs=0" in capsys.readouterr().err
     assert not files()
 
 
 def test_each_trial_of_an_experiment_has_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK[:-1], "hydra/launcher=basic", "seed=1,2"]) == 0
+    assert main(["-m", *QUICK[:-1], ONE_PROCESS, "seed=1,2"]) == 0
     (experiment,) = Path("runs").iterdir()
     trials = sorted(folder.name for folder in experiment.iterdir() if folder.is_dir())
     assert trials == ["0_random_cartpole", "1_random_cartpole"]

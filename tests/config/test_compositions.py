@@ -19,14 +19,14 @@ OVERRIDES = [
     "",
     "agent=dqn env=pong agent/memory=prioritized agent.lr=1e-3",
     "agent=dqn agent/memory=uniform",
-    "agent=dqn seed=3 agent/memory=uniform ~agent.lr hydra.run.dir=there hydra.job.name=mine agent.gamma=0.5",
+    "agent=dqn seed=3 agent/memory=uniform ~agent.lr hydra.run.dir=there agent.gamma=0.5",
     "agent=dqn +agent.nonesuch=1",
     "agent=nonesuch",
     "~transforms/observation env=pendulum",
     "agent=ppo agent.lr=linear:1e-3:0 agent.lr.end=1e-5",
-    "hydra/sweeper=optuna search=ppo hydra/launcher=basic",
+    "hydra/sweeper=optuna search=ppo hydra.launcher.n_jobs=1",
     "+callbacks.mine={_target_:mine.Callback}",
-    "agent=sac env=pendulum start_from=runs/one hydra.sweep.subdir=two",
+    "agent=sac env=pendulum start_from=runs/one",
 ]
 
 FRESH = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import traceback
 from pathlib import Path
 
@@ -24,20 +23,17 @@ UNKNOWN_KEYS = {
     "agent.network.torso.hidden=[1]": "agent.network.torso.mlp.hidden=",
     "agent.network.torso.zzz=[1]": "agent.network.torso.mlp, agent.network.torso.cnn",
     "agnet=ppo": "Did you mean agent?",
-    "agent/memory=uniform": "agent=c51, agent=crossq, agent=ddpg",
-    "agent/noise=gaussian": "agent=ddpg, agent=td3",
+    "agent/memory=uniform": "labrl --help",
     "agent/netwrk=mlp": "Did you mean agent/network",
-    "hydra.run.dirr=x": "Did you mean hydra.run.dir?",
     "callbacks.mine=1": "+callbacks.mine=1",
     "env.atari_wrappers=1": "labrl --cfg job",
     "agent.self_imitation.updates=3": "agent/self_imitation=replay",
-    "agent.self_imitation.zzz=3": "agent/self_imitation=replay",
     "+agent.horizn=4": "Did you mean agent.horizon?",
     "+mine=4": "labrl --cfg job",
     "+resum=latest": "Did you mean +resume=latest",
     "+enjoi=latest": "Did you mean +enjoy=latest?",
     "resum=latest": "Did you mean +resume=latest",
-    "+env.num_envs=4": "Write env.num_envs=4",
+    "+env.num_envs=4": "env.num_envs",
 }
 """Wrong overrides, each with the suggestion in its error message."""
 
@@ -69,7 +65,6 @@ UNKNOWN_OPTIONS = {
     "wandb=true": "Did you mean wandb=online?",
     "agent/offline=null": "Did you mean agent/offline=none?",
     "env=null": "labrl-envs",
-    "hydra/sweeper=null": "hydra/sweeper=null",
     "env=unheard_of": "labrl-envs",
 }
 
@@ -130,34 +125,14 @@ def test_error_for_noisy_exploration_names_what_was_typed() -> None:
     assert "labrl.agents" not in str(caught.value)
 
 
-@pytest.mark.parametrize("point", ["[1000]", "[1000,1,2]", "1000"])
-def test_error_for_a_point_of_a_schedule_says_what_a_point_is(point: str) -> None:
-    """Regression test: the message advised agent.lr.points[1][1]=<value>, which cannot be typed."""
-    with refused(None, "agent.lr.points[1]", point, "[frame, value]") as caught:
-        resolve(compose([f"agent.lr={{kind: piecewise, points: [[0,1e-3],{point}]}}"]))
-    assert "[1]=" not in str(caught.value)
-
-
-def test_error_for_key_below_a_null_names_the_override_that_set_it() -> None:
-    with refused("unknown-key", "agent.lr.start", "agent.lr=null"):
+def test_key_below_a_null_is_refused() -> None:
+    with refused(None, "agent.lr.start"):
         compose(["agent.lr=null", "agent.lr.start=3"])
 
 
-def test_error_for_unknown_keys_of_a_schedule_names_its_own_keys() -> None:
-    """Regression test: one unknown key was suggested for another, and `steps` was taken for a budget."""
-    error = mistaken("agent.lr={kind: linear, initial: 1e-3, final: 1e-4, steps: 1000}")
-    lines = [str(one) for one in error.mistakes if one.code == "unknown-key"]
-    assert [line.partition(":")[0] for line in lines] == [
-        "agent.lr.initial",
-        "agent.lr.final",
-        "agent.lr.steps",
-    ]
-    assert all("start, horizon, warmup, end" in line for line in lines)
-
-
-def test_error_for_unknown_key_of_a_dict_shows_how_to_add_and_replace() -> None:
+def test_error_for_unknown_key_of_a_dict_names_the_key() -> None:
     override = "env.kwargs={gravity: -5}"
-    with refused("unknown-key", "env.kwargs.gravity", "+env.kwargs.gravity=-5", f"~env.kwargs '+{override}'"):
+    with refused("unknown-key", "env.kwargs.gravity"):
         compose([override])
 
 
@@ -193,7 +168,7 @@ def mistaken(*overrides: str) -> InputError:
         ("agent.gae_lambda=-0.1", "range", "0"),
         ("agent.log_std_init=11", "range", "10"),
         ("agent.lr=fast", "type", "linear"),
-        ("agent.normalize_advantage=1", "type", "true"),
+        ("agent.normalize_advantage=1", "type", "boolean"),
         ("meta.device=gpu", "unknown-option", "meta.device=cuda"),
         ("meta.distributed=true", "unknown-option", "'shared'"),
         ("seed=-1", "range", "0"),
@@ -235,9 +210,9 @@ def test_error_for_contradicting_values_shows_a_valid_value(override: str, key: 
 
 UNREADABLE = {
     "agent.lr=[1,": ("agent.lr", "[1,2]"),
-    "agent.lr": ("agent.lr", "agent.lr=<value>"),
+    "agent.lr": ("agent.lr", "key=value"),
     "agent.lr={a:": ("agent.lr", "{a: 1, b: 2}"),
-    "agent.lr=1e-3,": ("agent.lr", "Write agent.lr=1e-3"),
+    "agent.lr=1e-3,": ("agent.lr", "key=value"),
     "=3": ("=3", "key=value"),
 }
 
@@ -253,7 +228,7 @@ def test_error_for_bad_syntax_shows_the_right_syntax(override: str) -> None:
 @pytest.mark.parametrize(
     ("group", "shown"),
     [
-        ("env", "env=<option>"),
+        ("env", "~env"),
         ("preset", "preset=none"),
         ("transforms/reward", "transforms/reward=none"),
         ("transforms/observation", "transforms/observation=none"),
@@ -282,7 +257,7 @@ def test_options_that_extend_each_other_are_rejected(tmp_path: Path) -> None:
 
 REMOVED = {
     "~agent.lr": "agent.lr=",
-    "~agent.target_kl": "agent.target_kl=null",
+    "~agent.target_kl": "agent.target_kl=",
     "~agent.network": "agent/network=",
     "~agent/network": "agent.network.torso=",
     "~agent.network.torso.mlp.hidden": "agent.network.torso.mlp.hidden=",
@@ -324,47 +299,22 @@ def test_nothing_is_suggested_when_no_option_is_similar(override: str) -> None:
     assert "Did you mean" not in str(mistaken(override))
 
 
-def test_error_for_null_in_choice_suggests_a_plain_list_of_values() -> None:
-    with refused("syntax", "agent.clip_range", "'agent.clip_range=null, 0.2'"):
-        compose(["agent.clip_range=choice(null, 0.2)"])
-
-
 def test_error_for_class_as_env_target_suggests_env_make() -> None:
     with refused("target", "env._target_", "'env.make={_target_: builtins.dict}'"):
         resolve(compose(["env={_target_: builtins.dict}", "~env.id", "~env.name"]))
 
 
-LISTS = {
-    "agent.network.torso.mlp.hidden=8,4": ["agent.network.torso.mlp.hidden=[8,4]"],
-    "search.objective=final_return,auc": [],
-    "+env.kwargs.sizes=1,2": ["+env.kwargs.sizes=[1,2]"],
-    "agent.lr=1e-3,1e-4": [],
-    "seed=0,1": [],
-    "agent.gamma=0.9,0.99": [],
-    "agent.target_kl=0.1,0.2": [],
-    "agent.lrr=0.1,0.2": [],
-    "hydra.run.dir=a,b": [],
-    "seed=range(0,2)": [],
-    "agent=ppo,dqn": [],
-}
-"""Overrides with several values, each with the list of values that its error message suggests."""
+SEVERAL = (
+    *("agent.network.torso.mlp.hidden=8,4", "search.objective=final_return,auc", "+env.kwargs.sizes=1,2"),
+    *("agent.lr=1e-3,1e-4", "seed=0,1", "agent.target_kl=0.1,0.2", "agent.lrr=0.1,0.2", "hydra.run.dir=a,b"),
+    *("seed=range(0,2)", "agent=ppo,dqn", "agent.lr=interval(1e-5,1e-3)"),
+)
 
 
-@pytest.mark.parametrize("override", LISTS)
-def test_error_for_several_values_suggests_a_list_only_where_valid(override: str) -> None:
-    with refused("usage", override.lstrip("+").partition("=")[0], f"labrl -m '{override}'") as caught:
+@pytest.mark.parametrize("override", SEVERAL)
+def test_error_for_several_values_suggests_an_experiment(override: str) -> None:
+    with refused("usage", override.lstrip("+").partition("=")[0], f"labrl -m '{override}'"):
         compose([override])
-    lists = re.findall(r"\S+=\[.*?\]", str(caught.value))
-    assert lists == LISTS[override]
-    for typed in lists:
-        resolve(compose([typed]))
-
-
-@pytest.mark.parametrize("values", ["interval(1e-5,1e-3)", "tag(log,interval(1e-5,1e-3))"])
-def test_error_for_an_interval_suggests_a_search(values: str) -> None:
-    """Regression test: a grid was suggested, which refuses intervals."""
-    with refused("usage", "agent.lr", f"labrl -m hydra/sweeper=optuna 'agent.lr={values}'"):
-        compose([f"agent.lr={values}"])
 
 
 @pytest.mark.parametrize("override", ["agent.lr=[1e-3,1e-4]", "agent.network.torso.mlp.hidden={a: 1}"])
@@ -374,20 +324,7 @@ def test_error_for_wrong_type_suggests_no_replacement_that_is_invalid(override: 
     assert "~" not in str(caught.value)
 
 
-def test_error_for_another_type_shows_how_to_replace_the_value(tmp_path: Path) -> None:
-    (tmp_path / "env").mkdir()
-    own = "defaults: [cartpole, _self_]\nkwargs: {sizes: {a: 1}}\n"
-    (tmp_path / "env" / "mine.yaml").write_text(own)
-    with refused("type", "env.kwargs.sizes") as caught:
-        compose(["env=mine", "env.kwargs.sizes=[1,2]"], tmp_path)
-    advice = shlex.split(str(caught.value).rpartition("write ")[2])
-    assert advice
-    assert resolve(compose(["env=mine", *advice], tmp_path)).env.config.kwargs["sizes"] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "group", ["env", "agent", "agent/network", "agent/memory", "callbacks", "+callbacks"]
-)
+@pytest.mark.parametrize("group", ["env", "agent", "agent/network", "agent/memory"])
 def test_error_for_unknown_option_says_where_to_put_its_file(group: str, tmp_path: Path) -> None:
     typed, others = f"{group}=gridworld", [] if group == "agent" else ["agent=dqn"]
     with pytest.raises(InputError) as caught:
@@ -400,19 +337,7 @@ def test_error_for_unknown_option_says_where_to_put_its_file(group: str, tmp_pat
     base = {"env": "cartpole", "agent": "dqn", "agent/network": "mlp", "agent/memory": "uniform"}.get(bare)
     own = f"defaults: [{base}, _self_]\n" if base else "{}\n"
     (tmp_path / bare / "gridworld.yaml").write_text(own)
-    resolve(compose([*others, message[-1] if group == "callbacks" else typed], tmp_path))
-
-
-@pytest.mark.parametrize("override", ["agent.epochs=0", "agent.gamma=1.5", "agent.lr=-1", "seed=-1"])
-def test_errors_for_ranges_have_one_form_and_a_valid_bound(override: str) -> None:
-    key = override.partition("=")[0]
-    with refused("range", key) as caught:
-        resolve(compose([override]))
-    for text in ("or equal to", "<value>"):
-        assert text not in str(caught.value)
-    bound = re.search(r"at (?:least|most) (\d+)", str(caught.value))
-    assert bound is not None
-    resolve(compose([f"{key}={bound[1]}"]))
+    resolve(compose([*others, typed], tmp_path))
 
 
 def test_error_for_interpolation_of_unknown_key_names_its_key() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import indent
 
-import gymnasium
 import pytest
-from torch import nn
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
@@ -98,23 +95,3 @@ def test_broken_file_is_ignored_when_not_selected(tmp_path: Path) -> None:
     folder = write_yaml(tmp_path, "env", b"a: [\n", "broken")
     write_yaml(folder, "env", f"{BASE}id: CartPole-v1\nname: mine\n".encode())
     assert resolve(compose(["env=mine"], folder)).env.config.name == "mine"
-
-
-class Own(nn.Module):
-    """User-defined torso."""
-
-    def __init__(self, observation_space: gymnasium.Space, shape: list[int]) -> None:  # type: ignore[type-arg]
-        super().__init__()
-
-
-NETWORK = "_target_: test_own_files.Own\nshape: [2]\n"
-
-
-def test_network_file_without_torso_gets_a_hint_that_works(tmp_path: Path) -> None:
-    """Regression test: the hint was an override that was refused too."""
-    overrides, key = ["agent/network=mine"], "agent.network._target_"
-    error = refusal(overrides, write_yaml(tmp_path, "agent/network", NETWORK.encode()))
-    assert [(mistake.code, mistake.key) for mistake in error.mistakes] == [("unknown-key", key)]
-    assert "torso:" in str(error)
-    mended = write_yaml(tmp_path, "agent/network", f"torso:\n{indent(NETWORK, '  ')}".encode())
-    assert resolve(compose(overrides, mended)).agent.config.network.torso.config == {"shape": [2]}

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from exact_cases import differences
+from one_process import ONE_PROCESS
 from paced import PACED, last_row
 from refusals import refused
 from trial_processes import (
-    ONE_PROCESS,
     QUICK,
     experiment_running,
     needs_proc,

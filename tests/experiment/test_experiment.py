@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 from exact_cases import differences
+from one_process import ONE_PROCESS
 from paced import PACED, UNPACED, last_row
 from trial_processes import (
-    ONE_PROCESS,
     QUICK,
     experiment_running,
     needs_proc,
@@ -486,7 +486,6 @@ def test_suggestion_for_a_misspelt_experiment_exists(
         ([*QUICK, "seed=1,2", "meta.num_cpus=9999"], ["meta.num_cpus", "9999"]),
         ([*QUICK, "seed=1,2,3,4", "meta.max_trial=2"], ["meta.max_trial=2", "4"]),
         ([*QUICK, "+resume=e", "seed=0,1", "meta.max_trial=1"], ["meta.max_trial=1", "2"]),
-        ([*QUICK, "seed=1,2", "hydra.sweep.subdir=same"], ["hydra.sweep.subdir", "same", "${hydra.job.num}"]),
         ([*QUICK, "seed=1,2", "hydra/launcher=nonesuch"], ["hydra/launcher=nonesuch"]),
         ([*QUICK, "seed="], ["seed", "''"]),
         ([*QUICK, "seed=0,,1"], ["seed=0,,1"]),
@@ -547,31 +546,3 @@ def test_labeled_lines_are_written_whole() -> None:
     assert stream.getvalue() == "[0] twelve words wide and more\n"
     lines.write("rt\n")
     assert stream.getvalue().splitlines()[1:] == ["[0] short"]
-
-
-def test_trials_get_the_variables_of_hydra_and_its_callbacks_are_called_around_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "around.py").write_text(
-        "import os\n"
-        "from hydra.experimental.callback import Callback as Hydras\n"
-        "from labrl.session.callbacks import Callback\n"
-        "class Colour(Callback):\n"
-        "    def finish(self, session):\n"
-        "        (session.folder.path / 'colour').write_text(os.environ['COLOUR'])\n"
-        "class Note(Hydras):\n"
-        "    def on_job_start(self, config, **rest):\n"
-        "        open('notes', 'a').write(f'{config.hydra.job.num} starts\\n')\n"
-        "    def on_job_end(self, config, job_return, **rest):\n"
-        "        status = job_return.return_value.status\n"
-        "        open('notes', 'a').write(f'{config.hydra.job.num} {status}\\n')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    own = ["+callbacks.colour={_target_: around.Colour}", "+hydra.callbacks.note={_target_: around.Note}"]
-    variables = "+hydra.job.env_set={COLOUR: vermilion}"
-    assert main(["-m", *QUICK, *own, variables, "hydra.launcher.n_jobs=1", "seed=1,2"]) == 0
-    written = [path.read_text() for path in the_experiment().glob("*/session_0/colour")]
-    assert written == ["vermilion", "vermilion"]
-    assert "COLOUR" not in os.environ
-    notes = Path("notes").read_text().split("\n")[:-1]
-    assert notes == ["0 starts", "0 finished", "1 starts", "1 finished"]

@@ -77,7 +77,7 @@ def kill_and_compare(folder: Path, kills: int, total: int) -> None:
         *COMMAND,
         *overrides,
         f"hydra.sweep.dir={folder / 'uninterrupted'}",
-        "hydra/launcher=basic",
+        "hydra.launcher.n_jobs=1",
     ]
     assert main(uninterrupted) == 0
     killed = folder / "killed"
@@ -132,7 +132,7 @@ def two_machines(folder: Path, url: str) -> None:
     """Check that two commands that run at once share the trials of a study and run none twice."""
     overrides = (f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=shared", "meta.max_trial=4")
     homes = [folder / name for name in "ab"]
-    launchers = ("hydra/launcher=local", "hydra/launcher=basic")
+    launchers = ("hydra/launcher=local", "hydra.launcher.n_jobs=1")
     machines = zip(homes, launchers, strict=True)
     for process in [start(home, *overrides, "hydra.sweeper.n_jobs=1", one) for home, one in machines]:
         wait_for(process)

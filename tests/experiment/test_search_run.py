@@ -54,7 +54,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, output: io.StringIO) -> t
                     "hydra/sweeper=optuna",
                     *overrides,
                     f"hydra.sweep.dir={home}",
-                    "hydra/launcher=basic",
+                    "hydra.launcher.n_jobs=1",
                 ),
                 *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
                 *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
@@ -185,7 +185,7 @@ def test_recipe_is_the_best_trial_unless_all_values_are_equal(env: str, tmp_path
         "meta.max_trial=2",
         f"hydra.sweep.dir={home}",
     ]
-    assert main(["-m", "hydra/sweeper=optuna", "hydra/launcher=basic", *command]) == 0
+    assert main(["-m", "hydra/sweeper=optuna", "hydra.launcher.n_jobs=1", *command]) == 0
     info = json.loads((home / "experiment.json").read_text())
     recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())
     best, values = info["search"]["best"], [trial["values"] for trial in info["trials"]]
@@ -247,8 +247,8 @@ def test_resuming_a_finished_search_adds_no_trial_and_makes_its_report(
 @pytest.mark.parametrize("place", ["same", "moved", "copied"])
 def test_resuming_a_finished_search_with_a_larger_total_adds_trials(place: str, tmp_path: Path) -> None:
     home = original = tmp_path / "experiment"
-    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "hydra/launcher=basic"]
-    overrides += [f"hydra.sweep.dir={home}", "hydra.sweep.subdir=x_${hydra.job.num}"]
+    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "hydra.launcher.n_jobs=1"]
+    overrides += [f"hydra.sweep.dir={home}"]
     assert main([*overrides, "meta.max_trial=1"]) == 0
     before = json.loads((home / "experiment.json").read_text())
     assert (before["status"], len(before["trials"])) == ("finished", 1)
@@ -265,7 +265,7 @@ def test_resuming_a_finished_search_with_a_larger_total_adds_trials(place: str, 
         assert json.loads((original / "experiment.json").read_text()) == before
     (added,) = after["trials"][1:]
     assert added["status"] in ("finished", "pruned")
-    assert added["folder"] == "x_1"
+    assert added["folder"] == "1_ppo_cartpole"
     assert Run.open(home / added["folder"]).recorded_status == added["status"]
 
 
@@ -294,7 +294,7 @@ def test_search_of_one_trial_warns_that_it_searches_nothing(
 ) -> None:
     """A user gets such a search from `meta=fast_atari`, which sets meta.max_trial=1."""
     overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=1"]
-    assert main([*overrides, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra/launcher=basic"]) == 0
+    assert main([*overrides, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra.launcher.n_jobs=1"]) == 0
     assert "meta.max_trial=1" in capsys.readouterr().out
 
 
@@ -351,7 +351,7 @@ def test_search_whose_storage_fails_keeps_its_trials_and_can_be_resumed(
         return report(study, number, folder)
 
     monkeypatch.setattr(Study, "report", failing)
-    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=2", "hydra/launcher=basic"]
+    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=2", "hydra.launcher.n_jobs=1"]
     assert main([*overrides, f"hydra.sweep.dir={home}"]) == 1
     output = capsys.readouterr().out
     assert "the disk is full" in output

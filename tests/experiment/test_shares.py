@@ -110,7 +110,7 @@ def test_need_within_the_machine_is_accepted(meta: dict[str, float]) -> None:
     [
         [],
         ["-m", "seed=1,2"],
-        ["-m", "seed=1,2", "hydra/launcher=basic"],
+        ["-m", "seed=1,2", "hydra.launcher.n_jobs=1"],
         ["-m", "hydra/launcher=submitit_local"],
         ["-m", "hydra/sweeper=optuna", "agent.lr=tag(log,interval(1e-4,1e-3))", "meta.max_trial=2"],
     ],

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from one_process import ONE_PROCESS
 from refusals import refused
 
 import labrl
@@ -17,7 +18,7 @@ from labrl.experiment.stages import next_stage
 from labrl.run.experiment import Experiment
 
 QUICK = [
-    *("agent=random", "env=cartpole", "env.num_envs=1", "env.max_frame=256", "hydra/launcher=basic"),
+    *("agent=random", "env=cartpole", "env.num_envs=1", "env.max_frame=256", ONE_PROCESS),
     *("meta.log_frequency=128", "meta.progress=false", "meta.tensorboard=false", "meta.videos=false"),
     "meta.report=false",
 ]

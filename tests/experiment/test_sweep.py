@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from one_process import ONE_PROCESS
 from refusals import refused
 from search_cases import OVERRIDES
 
@@ -23,7 +24,7 @@ from labrl.errors import DONE, WRONG_INPUT, Code, InputError
 from labrl.run.experiment import Experiment
 
 QUICK = [
-    *("env=cartpole", "env.num_envs=1", "env.max_frame=256", "hydra/launcher=basic"),
+    *("env=cartpole", "env.num_envs=1", "env.max_frame=256", ONE_PROCESS),
     *("meta.log_frequency=128", "meta.progress=false", "meta.tensorboard=false"),
 ]
 PIXEL = base64.b64encode(b"\x89PNG").decode()[:5]
@@ -145,7 +146,7 @@ def test_failed_trial_is_in_the_result_and_raised_on_request(tmp_path: Path) -> 
 
 @pytest.mark.extended
 def test_search_has_its_values_and_confirmation(tmp_path: Path) -> None:
-    searched = ["hydra/sweeper=optuna", "meta.max_trial=2", "hydra/launcher=basic"]
+    searched = ["hydra/sweeper=optuna", "meta.max_trial=2", "hydra.launcher.n_jobs=1"]
     result = labrl.sweep([*OVERRIDES, *searched, f"hydra.sweep.dir={tmp_path / 'search'}"])
     assert result.exit_code == DONE
     assert len(result.trials) == 2

@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 from exact_cases import QUIET, SMALL, rows, state
 from omegaconf import OmegaConf
 from options import options
@@ -319,6 +320,7 @@ def test_different_action_space_is_refused_and_both_spaces_are_named(collected: 
         env = OmegaConf.create(compose([f"env={name}", "agent=sac"])["env"])
         facts["config"]["env"] = OmegaConf.to_container(env)
         (source / "provenance.json").write_text(json.dumps(facts))
+        (source / "config.yaml").write_text(yaml.safe_dump(facts["config"]))
         config = resolve(
             compose([*overrides, "agent=sac", "env=pendulum", *more[:1], f"agent.offline.folder={source}"])
         )

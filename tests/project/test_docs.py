@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from browser import chromium
 from exact_cases import differences
+from one_process import ONE_PROCESS
 
 import labrl
 from labrl import cli
@@ -79,7 +80,7 @@ def shortened(overrides: list[str]) -> list[str]:
     )
     if starts_run and not any(override.startswith("env.max_frame=") for override in overrides):
         overrides.append("env.max_frame=1024")
-    in_process = ["hydra/launcher=basic"] if "-m" in overrides else []  # starting processes takes seconds
+    in_process = [ONE_PROCESS] if "-m" in overrides else []  # starting processes takes seconds
     return [*overrides, *QUIET, *in_process] if starts_run else overrides
 
 
@@ -180,7 +181,7 @@ def test_python_snippets_run(page: str, code: str) -> None:
     shorter = '2048", "meta.eval_frequency=1024"'
     code = code.replace("docs/examples", str(DOCS / "examples")).replace('20000"', shorter)
     if "labrl.sweep(" in code:  # starting processes takes seconds
-        code = code.replace('4000"', '1024", "meta.eval_frequency=512", "hydra/launcher=basic"')
+        code = code.replace('4000"', '1024", "meta.eval_frequency=512", ONE_PROCESS')
     scope: dict[str, object] = {}
     exec(code, scope)
     result = scope.get("result")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from exact_cases import differences, small
+from one_process import ONE_PROCESS
 from refusals import refused
 from run_cases import files_of, rising, write_run
 
@@ -157,7 +158,7 @@ def test_run_without_its_buffer_can_be_repeated_and_not_extended(dqn: Path) -> N
 
 
 def test_experiment_with_a_cleaned_trial_is_not_extended(capsys: pytest.CaptureFixture[str]) -> None:
-    grid = ["-m", *DQN, FILES, "env.max_frame=800", "seed=1,2", "hydra/launcher=basic"]
+    grid = ["-m", *DQN, FILES, "env.max_frame=800", "seed=1,2", ONE_PROCESS]
     assert cli.main([*grid, "hydra.sweep.dir=grid"]) == DONE
     trial = min(marker.parent for marker in Path("grid").glob(f"*/{MARKER}"))
     assert cli.clean([str(trial), "--yes"]) == DONE

@@ -30,7 +30,6 @@ QUICK = [
     "meta.videos=false",
     "meta.tensorboard=false",
 ]
-ONE_PROCESS = "hydra/launcher=basic"
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists children by /proc")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import Command, start_labrl
+from one_process import ONE_PROCESS
 
 from labrl.cli import main
 from labrl.errors import DONE, TERMINATED, WRONG_INPUT
@@ -138,7 +139,7 @@ def test_resume_of_a_finished_run_makes_only_what_is_missing() -> None:
 
 @pytest.mark.usefixtures("own_folder")
 def test_resume_of_a_finished_experiment_makes_what_is_missing() -> None:
-    assert main(["-m", *QUICK[:-1], "seed=0,1", "hydra/launcher=basic", "hydra.sweep.dir=e"]) == DONE
+    assert main(["-m", *QUICK[:-1], "seed=0,1", ONE_PROCESS, "hydra.sweep.dir=e"]) == DONE
     reports = [Path("e/report.html"), Path("e/1_random_cartpole/report.html")]
     for report in reports:
         report.unlink()

@@ -221,10 +221,12 @@ def test_run_without_agent_class_or_checkpoint_is_refused(
 ) -> None:
     overrides = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=100"]
     run = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("labrl.agents.random.RandomAgent", "gone.Agent"))
+    whole = {name: (run / name).read_text() for name in ("config.yaml", "provenance.json")}
+    for name, text in whole.items():
+        (run / name).write_text(text.replace("labrl.agents.random.RandomAgent", "gone.Agent"))
     assert "gone.Agent" in refused(capsys, f"+enjoy={run}")
-    (run / "config.yaml").write_text(config)
+    for name, text in whole.items():
+        (run / name).write_text(text)
     for path in (run / "session_0" / "checkpoints").glob("*/state.pt"):
         path.write_bytes(b"")
     output = refused(capsys, f"+enjoy={run}")

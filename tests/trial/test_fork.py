@@ -26,6 +26,7 @@ from exact_cases import (
     small,
     unequal,
 )
+from one_process import ONE_PROCESS
 from paced import PACED
 from tensorboard_files import board
 
@@ -46,7 +47,6 @@ SHORT = "env.max_frame=1600"
 KEEP = f"meta.keep_every={AT}"
 EDIT = "agent.gamma=0.5"
 CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
-ONE_PROCESS = "hydra/launcher=basic"
 
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.extended]

@@ -234,8 +234,8 @@ def test_folder_without_anything_to_load_is_refused(folder: Path, tmp_path: Path
     with pytest.raises(InputError) as error:
         labrl.load(bare)
     assert error.value.code == "not-found"
-    text = (bare / "config.yaml").read_text().replace("id: CartPole-v1", "id: Acrobot-v1")
-    (bare / "config.yaml").write_text(text)
+    for name in ("config.yaml", "provenance.json"):
+        (bare / name).write_text((bare / name).read_text().replace("CartPole-v1", "Acrobot-v1"))
     with pytest.raises(InputError) as error:
         labrl.load(bare, session=1)
     assert error.value.code == "changed-past"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from env_cases import gymnasium_env, own_env
 from exact_cases import QUIET, small
+from one_process import ONE_PROCESS
 from pictures_env import AlwaysDrawn, Drawn, ListOnly
 from refusals import refused
 
@@ -95,8 +96,8 @@ def test_videos_missing_after_a_kill_are_made_later(
     """
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     path = tmp_path / "run"
-    experiment = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}", "hydra.sweep.subdir=0"]
-    experiment += ["hydra/launcher=basic"]
+    experiment = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}"]
+    experiment += [ONE_PROCESS]
 
     class Killed(BaseException):
         pass

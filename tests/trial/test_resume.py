@@ -188,17 +188,6 @@ FALLING = [
 
 
 @pytest.mark.extended
-def test_run_resumes_with_the_edited_config_yaml(tmp_path: Path) -> None:
-    """Edit the file, as users of SLM Lab do."""
-    assert main([*FALLING, *CONSTANT, "env.max_frame=256", "hydra.run.dir=short"]) == 0
-    config = tmp_path / "short" / "config.yaml"
-    config.write_text(config.read_text().replace("max_frame: 256", "max_frame: 512"))
-    assert main(["+resume=short"]) == 0
-    assert main([*FALLING, *CONSTANT, "env.max_frame=512", "hydra.run.dir=long"]) == 0
-    assert differences(Path("short"), Path("long")) == []
-
-
-@pytest.mark.extended
 def test_extension_that_would_learn_nothing_is_refused_with_values_to_train_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from commands import start_module
 from exact_cases import differences
+from one_process import ONE_PROCESS
 
 from labrl.cli import main
 from labrl.config.compose import compose
@@ -50,12 +52,12 @@ def test_sessions_run_one_after_another_and_the_largest_exit_code_counts(tmp_pat
     assert main([*QUICK, f"hydra.run.dir={run}", "meta.max_session=2"]) == 0
     for index in (0, 1):
         shutil.rmtree(run / f"session_{index}")
-    config = run / "provenance.json"
     broken = tmp_path / "broken"
     shutil.copytree(run, broken)
-    facts = json.loads(config.read_text())
+    facts = json.loads((run / "provenance.json").read_text())
     facts["config"]["agent"]["horizon"] = "many"
     (broken / "provenance.json").write_text(json.dumps(facts))
+    (broken / "config.yaml").write_text(yaml.safe_dump(facts["config"]))
     command = start_module("labrl.session", str(run), "1", str(broken), "0", str(run), "0")
     output, _ = command.communicate()
     assert command.returncode == 2, output
@@ -98,12 +100,12 @@ def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path,
 
 @pytest.mark.parametrize("several", [False, True])
 def test_run_that_was_killed_while_it_was_planned_is_planned_again(tmp_path: Path, several: bool) -> None:
-    overrides = ["-m", *QUICK, f"hydra.sweep.dir={tmp_path / 'e'}", "hydra/launcher=basic"]
+    overrides = ["-m", *QUICK, f"hydra.sweep.dir={tmp_path / 'e'}", ONE_PROCESS]
     overrides = overrides if several else [*QUICK, f"hydra.run.dir={tmp_path / 'run'}"]
     assert main(overrides) == 0
     run = next((tmp_path / "e").glob("0_*")) if several else tmp_path / "run"
     shutil.rmtree(run / "session_0")
-    (run / "provenance.json").unlink()
+    (run / "config.yaml").unlink()
     info = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**info, "status": "waiting", "sessions": []}))
     for report in run.glob("report*"):

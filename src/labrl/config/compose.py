@@ -33,15 +33,23 @@ def compose(
     import hydra
 
     prepare(config_dir, overrides)
+    with explained(overrides, config_dir), hydra_initialized(config_dir):
+        return hydra.compose("config", list(overrides), return_hydra_config=with_hydra)
+
+
+@contextmanager
+def explained(
+    overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, multirun: bool = False
+) -> Iterator[None]:
+    """Context manager: raise Hydra's errors about `overrides` as LabrlError, as `explain` does."""
     try:
-        with hydra_initialized(config_dir):
-            return hydra.compose("config", list(overrides), return_hydra_config=with_hydra)
+        yield
     except LabrlError:
         raise
     except Exception as error:
         # Hydra's errors say less than the explanation, and would fill a notebook.
         cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
-        raise explain(error, overrides, config_dir) from cause
+        raise explain(error, overrides, config_dir, multirun) from cause
 
 
 def explain(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config import config_folder
-from labrl.config.compose import compose, explain, hydra_initialized, prepare, to_plain
+from labrl.config.compose import compose, explained, hydra_initialized, prepare, to_plain
 from labrl.config.keys import ABSENT, changes, has_kind, is_hydras, key_of, without_alias
 from labrl.config.nodes import ConfigNode
-from labrl.errors import LabrlError
 
 _NAME = "labrl_recorded"
 """Name by which Hydra finds the recorded configuration."""
@@ -90,13 +89,8 @@ def _with_values(
     if lacking := [one for one in values if one[0] not in "+~" and key_of(one) not in present]:
         known = all_keys(compose(groups, config_dir))
         values = [f"+{one}" if one in lacking and key_of(one) in known else one for one in values]
-    with _stored(cfg, config_dir):
-        try:
-            return hydra.compose(_NAME, overrides=without_alias(values))
-        except LabrlError:
-            raise
-        except Exception as error:
-            raise explain(error, [*groups, *values], config_dir) from None
+    with _stored(cfg, config_dir), explained([*groups, *values], config_dir):
+        return hydra.compose(_NAME, overrides=without_alias(values))
 
 
 def compose_recorded(
@@ -107,32 +101,12 @@ def compose_recorded(
 ) -> DictConfig:
     """Return the configuration `plain` with the node `hydra`, which names the folder of a new run.
 
-    node: keys below `hydra` that labrl sets; overrides: overrides for Hydra. Raises Hydra's errors.
+    node: keys below `hydra` that labrl sets; overrides: overrides for Hydra. Raises InputError.
     """
     import hydra
 
-    with _stored(_with_hydra(plain, node), config_dir):
+    with _stored(_with_hydra(plain, node), config_dir), explained(overrides, config_dir):
         return hydra.compose(_NAME, overrides=list(overrides), return_hydra_config=True)
-
-
-def run_recorded(
-    task: Callable[[DictConfig], Any],
-    plain: Mapping[str, Any],
-    node: Mapping[str, Any],
-    overrides: Sequence[str],
-    config_dir: str | os.PathLike[str] | None,
-) -> None:
-    """Call `task` with the configuration `plain` as Hydra calls the function of a new run: with its folder,
-    logging, environment variables and Hydra's callbacks.
-
-    node, overrides: as for `compose_recorded`, which raises the same errors.
-    """
-    from hydra.core.global_hydra import GlobalHydra
-
-    with _stored(_with_hydra(plain, node), config_dir):
-        initialized = GlobalHydra.instance().hydra
-        assert initialized is not None
-        initialized.run(_NAME, task, list(overrides))
 
 
 def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig:

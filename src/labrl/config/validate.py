@@ -18,20 +18,16 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import walk, written
-from labrl.config.traits import annotation, dataclasses_in, hints
-from labrl.errors import Code, InputError, LabrlError, sentences
+from labrl.config.traits import hints
+from labrl.errors import Code, InputError, LabrlError
 from labrl.mistakes.names import (
-    agent_target,
     option_meant,
-    options_of,
-    own_file,
     setting_of,
     unknown_key,
     value_meant,
 )
 from labrl.mistakes.spelling import did_you_mean, suggested
 from labrl.processes.secrets import restore
-from labrl.schedules import KINDS, AdaptiveRate
 from labrl.types import real_number, whole_number
 
 T = TypeVar("T")
@@ -162,29 +158,8 @@ def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> l
         for full, those in found.items()
         if not any(other.startswith((f"{full}.", f"{full}[")) for other in found)
     ]
-    # The keys beside a misplaced class belong to it. Keys missing there are right once the class is moved.
-    classes = [str(one.key) for one in mistakes if one.code == "unknown-key"]
-    misplaced = [key.removesuffix("._target_") for key in classes if key.endswith("._target_")]
-    mistakes = [
-        one
-        for one in mistakes
-        if str(one.key).endswith("._target_") or str(one.key).rpartition(".")[0] not in misplaced
-    ]
     # Missing keys come last, because an unknown key may be a misspelling of a missing one.
     return sorted(mistakes, key=lambda mistake: mistake.code == "missing")
-
-
-_TYPES = {
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
-    **dict.fromkeys(("dict_type", "dataclass_type"), "must be a group of keys"),
-    "model_attributes_type": "must be a group of keys with a kind",
-}
-"""Descriptions of allowed values, by pydantic's error type."""
-
-_BOUNDS = {"greater": "at least", "less": "at most"}
-"""Words for inclusive bounds, by pydantic's word."""
 
 
 def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> InputError:
@@ -192,65 +167,27 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     kind, context, given = one["type"], one.get("ctx", {}), one["input"]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         key = _below(key, context["discriminator"].strip("'"))
-    parent, _, name = key.rpartition(".")
-    known = groups.known.get(id(places.get(parent)), {})
+    parent = key.rpartition(".")[0]
     shown = repr(places.get(key)) if isinstance(places.get(key), str) else written(places.get(key))
     hint = option_meant(key, given)
-    if not hint and "<option>" in (setting := setting_of(key.partition("[")[0])):
-        hint = f" Write {setting}."
-    elif not hint and kind == "dict_type" and isinstance(given, str):
-        group = key.replace(".", "/")
-        hint = f"{own_file(group, given).removesuffix('.')} and write +{group}={given}."
-    elif not hint and kind == "list_type" and isinstance(given, int | float):
-        hint = f" Write '{key}=[{shown}]'."
-    elif not hint and (example := annotation(known.get(name.partition("[")[0]), str)):
-        hint = f" Write {key.partition('[')[0]}={example}."
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
-    allowed = re.sub(r"(\d)\.0\b| after validation, not.*", r"\1", one["msg"])
-    allowed = re.sub(r"^\w+ should", "must", allowed)
-    allowed = re.sub(r"(greater|less) than or equal to", lambda found: _BOUNDS[found[1]], allowed)
+    allowed = re.sub(r"^\w+ should", "must", one["msg"])
     match kind:
         case "unexpected_keyword_argument":
             # Keys beside an unknown key may be unknown too; those that belong there are in `known`.
             others = [full for full in places if full and full.rpartition(".")[0] != parent]
-            made = [own for own, types in known.items() if Component in (types, *get_args(types))]
-            if name == "_target_" and made:
-                hint = f"write `{made[0]}:` above it and above the keys of the class, and indent them"
-                belongs = f"this class belongs to {_below(parent, made[0])}. In the YAML file, {hint}"
-                return InputError.about(key, belongs, code="unknown-key")
-            here = [_below(parent, own) for own in known]
-            if (
-                tag := places[parent].get("kind")
-            ) in KINDS:  # names in other libraries are of keys of components
-                own = ", ".join(one for one in known if one != "kind")
-                fix = did_you_mean(name, known, f"{parent}.") or f"With kind={tag}, the keys are {own}"
-                return InputError.about(key, "no such key", fix, code="unknown-key")
-            mistake = unknown_key(key, shown.strip("'"), dict.fromkeys([*others, *here]))
-            if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):
-                return mistake
-            advice = f"To replace the whole part, write ~{parent} '+{parent}={{_target_: {target}}}'"
-            return InputError(sentences(mistake.message, advice), code=mistake.code, key=mistake.key)
-        case "missing" if key.endswith("]"):  # a list of fixed length, of which pydantic names each entry
-            key, shown = key[: key.rindex("[")], written(given)
-            allowed = f"have more than {len(given)} entries"
+            here = [_below(parent, own) for own in groups.known.get(id(places.get(parent)), {})]
+            return unknown_key(key, shown.strip("'"), dict.fromkeys([*others, *here]))
         case "missing" | "union_tag_not_found":
-            null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
-            return InputError.missing(key, fix=f"{setting_of(key)}{null}")
+            return InputError.missing(key, fix=setting_of(key))
         case "union_tag_invalid" | "literal_error":
             text = context.get("expected_tags") or context["expected"]
             text = text.replace(" or ", ", ").replace("False", "false").replace("True", "true")
             names = [quoted or plain for quoted, plain in re.findall(r"'([^']*)'|([^\s,]+)", text)]
             tag = str(context.get("tag", given))
             other = value_meant(key, tag)
-            meant = suggested([other]) if other else did_you_mean(tag, names, f"{key}=")
-            if tag == "kl":
-                able = ", ".join(f"agent={agent}" for agent in options_of("agent") if _adapts_rate(agent))
-                meant = f" Only agent.lr can be adapted to the KL divergence, with {able}."
-            code, allowed, hint = (
-                "unknown-option",
-                f"must be one of {text}",
-                meant or f" Write {key}={names[0]}.",
-            )
+            hint = suggested([other]) if other else did_you_mean(tag, names, f"{key}=")
+            code, allowed = "unknown-option", f"must be one of {text}"
         case "value_error" if isinstance(given, Mapping):  # the message starts with the wrong key, if any
             message = str(context["error"])
             word = re.match(r"\w*(?:\.\w+)*", message)[0]  # type: ignore[index]  # matches '' too
@@ -264,14 +201,7 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             return InputError.about(_below(key, "_target_"), allowed, code="target")
         case own if own in get_args(Code):
             code = own
-    allowed = _TYPES.get(kind, allowed).removeprefix("must ")
-    return InputError.value(key, f"{shown:.80}", allowed, fix=hint, code=code)
-
-
-def _adapts_rate(agent: str) -> bool:
-    """Return whether the learning rate of an agent may be adapted to the KL divergence."""
-    config = load_target(agent_target(agent)).Config
-    return AdaptiveRate in dataclasses_in(hints(config).get("lr"))
+    return InputError.value(key, f"{shown:.80}", allowed.removeprefix("must "), fix=hint, code=code)
 
 
 def _below(key: str, part: str | int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from labrl.config.keys import is_hydras, quoted, split_override, values_of
 from labrl.errors import InputError
-from labrl.processes.secrets import ENV_SET, MASK, restore
 from labrl.run.trust import check_experiment
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
@@ -58,7 +56,7 @@ class ExperimentAgain:
         return cls(
             path=folder.path,
             overrides=[
-                *map(_restored, replaced(typed, edits)),
+                *replaced(typed, edits),
                 f"hydra.sweep.dir={quoted(str(folder.path))}",
             ],
             own=own,
@@ -68,21 +66,6 @@ class ExperimentAgain:
             force=request.force,
             fork=Fork.recorded(info),
         )
-
-
-def _restored(override: str) -> str:
-    """Return a recorded override with its masked secrets restored. Values of environment variables that it
-    sets for trials are not recorded, so they are taken from this process. Raises InputError if this process
-    does not have these variables."""
-    key, value = split_override(override)
-    name = override.partition("=")[0]
-    if MASK in value and key == ENV_SET:
-        variables = re.findall(r"(\w+): ", value)
-        known = (f"{one}: {quoted(restore(MASK, f'{ENV_SET}.{one}'))}" for one in variables)
-        return f"{name}={{{', '.join(known)}}}"
-    if MASK not in value or not key.startswith(f"{ENV_SET}."):
-        return override
-    return f"{name}={quoted(restore(value, key))}"
 
 
 def replaced(overrides: Sequence[str], edits: Sequence[str]) -> list[str]:

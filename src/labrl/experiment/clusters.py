@@ -27,7 +27,6 @@ from labrl.experiment.scheduler import (
     Planned,
     Queue,
     Task,
-    outcome_of,
     recorded,
     run_queue,
 )
@@ -124,10 +123,6 @@ class _AsPlanned:
     def plan(self, task: Task) -> Planned:
         """Return the planned trial."""
         return self._trials[task.number]
-
-    def conclude(self, planned: Planned, answer: Answer) -> Outcome:
-        """Return the outcome of a trial whose process has given `answer`."""
-        return outcome_of(planned.folder, answer)
 
 
 def _prepare_process() -> None:

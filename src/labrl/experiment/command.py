@@ -9,29 +9,29 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hydra._internal.utils import get_args  # Hydra has no public parser of its command line.
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import compose, explain, hydra_initialized, origins, prepare
-from labrl.config.edit import compose_recorded, run_recorded
-from labrl.config.keys import is_hydras, split_override, written
+from labrl.config.compose import compose, explain, explained, hydra_initialized, origins, prepare
+from labrl.config.edit import compose_recorded
+from labrl.config.keys import is_hydras, written
 from labrl.config.presets import choices_of
-from labrl.errors import DONE, InputError, LabrlError
+from labrl.errors import DONE, FAILED, InputError, LabrlError
 from labrl.mistakes.arguments import check_arguments
-from labrl.mistakes.names import all_keys, unknown_key
+from labrl.processes.output import print_traceback, print_unexpected
 from labrl.processes.script import begin
-from labrl.processes.signals import before_leaving, signals_raise
+from labrl.processes.signals import signals_raise
 from labrl.processes.startup import check_here, let_threads_sleep, name_user_and_home
 from labrl.run.provenance import Command, as_yaml
+from labrl.run.session_log import print_warnings
 from labrl.run.signature import trusting
 from labrl.session.torchrun import refuse_torchrun
 from labrl.trial.find import TAKE_A_RUN
@@ -64,31 +64,17 @@ class Composition:
 
 @contextmanager
 def hydra_in_charge(
-    overrides: Sequence[str], config_dir: str | None, multirun: bool = False
+    overrides: Sequence[str], config_dir: str | None, multirun: bool = True
 ) -> Iterator[None]:
-    """Context manager: raise the errors of Hydra as LabrlError, and at the end remove unused folders that
-    Hydra has created.
+    """Context manager: raise the errors of Hydra as LabrlError.
 
     overrides, config_dir, multirun: arguments from which Hydra composes.
     """
-    from labrl.experiment.job import note_existing, remove_unused_folder
-
-    folders = [value for key, value in map(split_override, overrides) if key == "hydra.run.dir"]
-    note_existing(folders[-1].strip("'\"") if folders else "runs")
-    before_leaving.append(remove_unused_folder)
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints its errors and ends the process
     try:
-        yield
-    except LabrlError:
-        raise
-    except Exception as error:
-        if isinstance(error, HydraException) or not isinstance(error, OSError):
-            raise explain(error, overrides, config_dir, multirun) from error
-        key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
-        where = f": {os.path.abspath(error.filename)}" if error.filename else ""
-        why = f"cannot create the run folder ({error.strerror or error}{where})"
-        raise InputError.usage(key, why, f"{key}=<folder>") from error
+        with explained(overrides, config_dir, multirun):
+            yield
     finally:
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]
@@ -141,11 +127,12 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Compos
                 return enjoy(asked_for, flags.config_dir)
         if request is not None and not flags.multirun:
             return _go_back(request, flags, typed, full_error)
-        if flags.cfg and flags.package and (value := _empty_value(flags)):
-            print(value)
-            check_shown(flags, typed)
-            return DONE
-        return _begin(arguments, typed, request, full_error)
+        if flags.multirun or any(
+            vars(flags)[name] for name in ("cfg", "info", "hydra_help", "shell_completion")
+        ):
+            return _begin(arguments, typed, request, full_error)
+        prepare(flags.config_dir, flags.overrides, multirun=False)
+        return _print_trained(partial(_trained, None, flags.overrides, flags.config_dir, typed), full_error)
 
 
 def begin_sweep(
@@ -187,22 +174,11 @@ def train(
     """Run one trial for `labrl.train`, which describes the arguments. Raises LabrlError and TrialError."""
     instead = "Call it once for each trial, or labrl.sweep([...])"
     _check_call("labrl.train", overrides, "one trial", "['env=pong', 'seed=7']", instead)
-    # Imported late: a wrong call must not wait for PyTorch.
-    from labrl.trial.resume import go_back
-    from labrl.trial.start import run_again, run_new
-
     refuse_torchrun("labrl.train")
     trust, overrides = trust_in(overrides, config_dir)
     typed = f"labrl.train({json.dumps(list(overrides))})"
-    request = request_of(overrides)
     with trusting(trust):
-        if request is not None:
-            again = go_back(request, config_dir)
-            again.set_variables()
-            cfg = compose_recorded(again.edited, again.node, again.hydras, again.config_dir)
-            result = run_again(again, cfg.hydra.run.dir, typed)
-        else:
-            result = run_new(_composed(overrides, config_dir, typed))
+        result = _trained(request_of(overrides), overrides, config_dir, typed)
     from labrl.trial.result import TrialError
     from labrl.trial.summary import print_failures
 
@@ -210,6 +186,39 @@ def train(
         raise TrialError(result)
     print_failures(result)
     return result
+
+
+def _trained(
+    request: Request | None, overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, typed: Typed
+) -> TrialResult:
+    """Train a new run, or the run that `request` continues, repeats or forks. Raises LabrlError."""
+    # Imported late: a wrong call must not wait for them.
+    from labrl.trial.resume import go_back
+    from labrl.trial.start import run_again, run_new
+
+    if request is None:
+        return run_new(_composed(overrides, config_dir, typed))
+    again = go_back(request, config_dir)
+    cfg = compose_recorded(again.edited, again.node, again.hydras, again.config_dir)
+    return run_again(again, cfg.hydra.run.dir, typed)
+
+
+def _print_trained(train: Callable[[], TrialResult], full_error: bool) -> int:
+    """Call `train`, print the summary of its result, and return the exit code."""
+    print_warnings()
+    try:
+        result = train()
+    except LabrlError:
+        raise
+    except Exception as error:
+        if full_error:
+            print_traceback(error)
+        print_unexpected(error, "the run")
+        return FAILED
+    from labrl.trial.summary import print_summary  # imported late: a misspelled key must not wait for it
+
+    print_summary(result)
+    return result.exit_code
 
 
 def _composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, typed: Typed) -> Composed:
@@ -291,7 +300,7 @@ def _begin(arguments: list[str], typed: Typed, request: Request | None, full_err
     job = Job(flags.config_dir, full_error, typed, own, again)
     if flags.multirun:
         with (
-            hydra_in_charge(flags.overrides, flags.config_dir, flags.multirun),
+            hydra_in_charge(flags.overrides, flags.config_dir),
             hydra_initialized(flags.config_dir),
         ):
             first = first_options(flags.overrides, GlobalHydra.instance().config_loader())
@@ -305,7 +314,7 @@ def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool)
 
     prepare(flags.config_dir, request.edits)
     again = go_back(request, flags.config_dir)
-    if flags.cfg == "job" and not flags.package:
+    if flags.cfg == "job":
         plain = again.edited
         try:
             if isinstance(again, Resume):  # with the frame from which changed coefficients hold
@@ -316,37 +325,13 @@ def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool)
         finally:
             print(as_yaml(plain), end="")
         return DONE
-    for name in ("package", "cfg", "info", "hydra_help"):
+    for name in ("cfg", "info", "hydra_help"):
         if vars(flags).get(name):
             flag = f"--{name}".replace("_", "-") + f" {flags.cfg}" * (name == "cfg")
             why, fix = f"it cannot be combined with +{request.kind}", "Use --cfg job alone"
             why += ", unlike --cfg job, which prints the complete configuration of the run with the edits"
             raise InputError.about(flag, why, fix, code="usage", key=flag.split()[0])
-    from labrl.experiment.job import Job
-
-    job = Job(again.config_dir, full_error, typed, [], back=again)
-    again.set_variables()
-    plain = again.edited  # raises errors in keys before Hydra makes a folder
-    # Hydra makes the folder, starts logging, and calls the job, which plans `again` and trains the run.
-    with hydra_in_charge(again.hydras, again.config_dir):
-        run_recorded(job, plain, again.node, again.hydras, again.config_dir)
-    return job.exit_code
-
-
-def _empty_value(flags: Namespace) -> str:
-    """Return `null` or `???` if `--package` names a key with this value, which Hydra reports as missing;
-    otherwise an empty string.
-
-    Raises InputError if there is no such key.
-    """
-    cfg = compose(flags.overrides, flags.config_dir, with_hydra=True)
-    if flags.package == "_global_" or OmegaConf.select(cfg, flags.package) is not None:
-        return ""
-    known = all_keys(cfg)
-    if flags.package not in known:
-        raise unknown_key(flags.package, "", known)
-    group, _, name = flags.package.rpartition(".")
-    return "???" if OmegaConf.is_missing(OmegaConf.select(cfg, group), name) else "null"
+    return _print_trained(partial(_trained, request, [], flags.config_dir, typed), full_error)
 
 
 def _asked_about(arguments: list[str]) -> tuple[str | None, list[str]]:

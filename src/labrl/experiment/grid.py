@@ -333,7 +333,6 @@ def _left(
     if machine:
         for _, need in needs:
             machine.check(need)
-    check_folders({trial.record.number: trial.record.folder for trial in trials})
     return needs
 
 
@@ -465,18 +464,7 @@ def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], ag
         [
             f"+resume={again.path}: these values contradict the past of {sum(map(bool, found.values()))} "
             f"of {len(trials)} trials:",
-            *align_columns([("key", "then", "now", "", ""), *cells], indent="  "),
+            *align_columns([("key", "then", "now", ""), *cells], indent="  "),
             *ways_out([change for changed in found.values() for change in changed]),
         ]
     )
-
-
-def check_folders(folders: Mapping[int, str]) -> None:
-    """Raise InputError if two trials would have the same folder. folders: folder of each trial by number."""
-    seen: dict[str, int] = {}
-    for number, folder in folders.items():
-        other = seen.setdefault(folder, number)
-        if other != number:
-            why = f"trials {other} and {number} would have the same folder, {folder}"
-            fix = "Add ${hydra.job.num} to it"
-            raise InputError.about("hydra.sweep.subdir", why, fix, code="contradiction")

@@ -1,58 +1,55 @@
-"""The function that Hydra calls with the configuration of a run, and the planning of trials."""
+"""The planning of the trials of an experiment."""
 
 from __future__ import annotations
 
-import copy
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from labrl.config.compose import explain, prepare
-from labrl.config.keys import is_hydras, without_alias
+from labrl.config.compose import explained, prepare
+from labrl.config.extensions import slug
+from labrl.config.keys import without_alias
 from labrl.config.presets import choices_of
-from labrl.errors import DONE, TRACEBACK, LabrlError
+from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
-from labrl.experiment.scheduler import Answer, Outcome, Planned, Task, outcome_of, recorded
-from labrl.processes.output import INDENT, labeled_output, print_error, print_traceback, printing_to
+from labrl.experiment.scheduler import Outcome, Planned, Task, recorded
+from labrl.processes.output import (
+    INDENT,
+    labeled_output,
+    print_error,
+    print_traceback,
+    print_unexpected,
+    printing_to,
+)
 from labrl.processes.script import refuse_main
 from labrl.processes.secrets import redact
 from labrl.run.find import is_run
-from labrl.run.folder import place
 from labrl.run.provenance import Command
 from labrl.run.run import Run
-from labrl.run.session_log import print_without_modules
+from labrl.run.session_log import print_warnings
 from labrl.run.signature import present_trust, trusting
 from labrl.session.callbacks.display import SHOWN_ABOVE
 from labrl.session.callbacks.search import SEARCH
-from labrl.trial.again import Again
 from labrl.trial.composed import Composed
 from labrl.trial.fork import Fork
 from labrl.trial.resume import FinishedError, Resume
-from labrl.trial.start import plan_new, run_again, run_new
+from labrl.trial.start import plan_new
 
 if TYPE_CHECKING:
     from labrl.experiment.launcher import LauncherTraits
     from labrl.run.provenance import Repositories, Typed
 
-T = TypeVar("T")
-
 
 class Job:
-    """The function that Hydra calls with the configuration of a new run, and what its trials have in common.
+    """What the trials of an experiment have in common, and the planning of one of them.
 
-    It raises no exceptions, so that a failed trial does not end other trials.
+    `plan` raises no exceptions, so that a failed trial does not end other trials.
     """
 
     def __init__(
@@ -62,16 +59,13 @@ class Job:
         typed: Typed,
         overrides: Sequence[str],
         again: Fork | ExperimentAgain | None = None,
-        back: Again | None = None,
     ) -> None:
         """config_dir: folder with the user's own groups; full_error: whether to print tracebacks; typed: the
         command; overrides: overrides that compose trials; again: the run that trials fork from, or the
-        experiment that is resumed, if any; back: the earlier run that a single run resumes, repeats or forks,
-        if any."""
+        experiment that is resumed, if any."""
         self.typed, self.overrides = typed, list(overrides)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error
-        self._started, self._back = time.time(), back
         self.fork = again.fork if isinstance(again, ExperimentAgain) else again
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
@@ -87,58 +81,28 @@ class Job:
         self.folder = Path()
         """The experiment folder, once it is known."""
         self.exit_code = DONE
-        """The exit code of the run or of the experiment."""
+        """The exit code of the experiment."""
 
-    def __call__(self, cfg: DictConfig) -> Outcome:
-        """Run a single run in its folder. Hydra has created the folder, unless the run is resumed."""
-
-        def run(folder: str) -> Outcome:
-            if self._back is None:
-                result = run_new(self._composed(cfg, folder))
-            else:
-                result = run_again(self._back, folder, self.typed)
-            # Imported late: a misspelled key must not wait for it.
-            from labrl.trial.summary import print_summary
-
-            print_summary(result)
-            return recorded(Run.open(result.folder), result.exit_code)
-
-        _remove_detours(HydraConfig.get().run.dir, self._started)
-        outcome = self._attempt(run)
-        self.exit_code = outcome.exit_code
-        return outcome
-
-    def plan(self, cfg: DictConfig, launcher: LauncherTraits, logged: bool) -> Run | Outcome:
+    def plan(self, task: Task, compose: Callable[[], DictConfig], launcher: LauncherTraits) -> Run | Outcome:
         """Write the folder of one trial, which a launcher with these traits will start.
 
-        logged: whether the output goes to the log of the trial. Returns the outcome of a trial that is
-        refused or has already ended.
+        compose: function that returns the configuration of a new trial. Returns the outcome of a trial that
+        is refused or has already ended.
         """
-        return self._attempt(lambda folder: self._plan(cfg, folder, launcher), logged)
-
-    def _attempt(self, act: Callable[[str], T], logged: bool = False) -> T | Outcome:
-        """Return what `act` returns for the folder of the trial, or the outcome of a trial that failed with
-        its error."""
-        folder = HydraConfig.get().runtime.output_dir
-        self.folder = Path(HydraConfig.get().sweep.dir).absolute()
-        print_without_modules()
+        logged = task.log is not None
+        print_warnings()
         try:
             with trusting(self.trust):
                 prepare(self.config_dir)
-                place(HydraConfig.get().run.dir, "hydra.run.dir")
-                return act(folder)
+                return self._plan(task, compose, launcher)
         except LabrlError as error:
             if self._speaks(error, logged):
                 print_error(error)
             return Outcome.failed(str(error), error.exit_code)
         except Exception as error:
-            told = redact(f"{type(error).__name__}: {error}")
             if self._speaks(error, logged):
-                print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
-                print(f"labrl: {TRACEBACK}", file=sys.stderr)
-            return Outcome.failed(told)
-        finally:
-            remove_unused_folder()
+                print_unexpected(error, f"the trial in {task.folder}")
+            return Outcome.failed(redact(f"{type(error).__name__}: {error}"))
 
     def _speaks(self, error: Exception, logged: bool) -> bool:
         """Return whether to print an error here. In a grid, the experiment prints it.
@@ -151,9 +115,9 @@ class Job:
             print_traceback(error, INDENT if logged else "")
         return self.part_of != "grid"
 
-    def _plan(self, cfg: DictConfig, folder: str, launcher: LauncherTraits) -> Run | Outcome:
-        overrides = _task_overrides()
-        if is_run(Path(folder)):
+    def _plan(self, task: Task, compose: Callable[[], DictConfig], launcher: LauncherTraits) -> Run | Outcome:
+        folder, overrides = str(task.folder), without_alias(task.overrides)
+        if is_run(task.folder):
             run = Run.open(folder)
             run.wait_until_free()
             if not run.unrecorded:
@@ -161,7 +125,10 @@ class Job:
         if self.fork is not None:
             fork = self.fork.of_trial(overrides)
             return fork.plan(folder, self.typed, self.repositories, launcher.elsewhere)
-        composed = self._composed(cfg, folder, launcher.elsewhere)
+        cfg = compose()
+        choices = choices_of(cfg.hydra)
+        command = Command(overrides, choices, self.config_dir, self.typed, self.repositories)
+        composed = Composed.of(cfg, folder, command, launcher.elsewhere)
         refuse_main(composed.plain["env"].get("id"), "an experiment")
         return plan_new(composed)
 
@@ -184,76 +151,24 @@ class Job:
             except FinishedError:
                 return recorded(run)
 
-    def _composed(self, cfg: DictConfig, folder: str, elsewhere: bool = False) -> Composed:
-        choices = choices_of(HydraConfig.get())
-        command = Command(_task_overrides(), choices, self.config_dir, self.typed, self.repositories)
-        return Composed.of(cfg, folder, command, elsewhere)
 
+def compose_trial(
+    context: HydraContext, config: DictConfig, config_dir: str | None, overrides: Sequence[str]
+) -> DictConfig:
+    """Compose the configuration of a trial of an experiment. Raises InputError.
 
-def _task_overrides() -> list[str]:
-    """Return the overrides of the trial as they were given, with unresolved interpolations."""
-    task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    return [str(override) for override in task]
-
-
-_existing: Path | None = None
-"""The deepest folder on the path of the run's folder that Hydra has not created."""
-
-
-def note_existing(folder: str) -> None:
-    """Note which folders exist, before Hydra creates the folder of a run. folder: its path, perhaps with
-    interpolations."""
-    global _existing
-    path = Path(os.path.abspath(folder.partition("${")[0]))
-    _existing = next(one for one in (path, *path.parents) if one.exists())
-
-
-def _remove_detours(folder: str, since: float) -> None:
-    """Delete the folder `a` if the folder of a run is `a/../b`, for which Hydra creates both."""
-    parts = Path(folder).parts
-    for end in (at for at, part in enumerate(parts) if part == ".."):
-        with suppress(OSError):
-            detour = Path(os.path.normpath(os.path.join(*parts[:end])))
-            if detour.stat().st_mtime > since - 0.1:
-                detour.rmdir()
-
-
-def _folder_of(config: DictConfig, keys: Sequence[str]) -> Path:
-    """Return the folder of a trial, whose parts are the values of `keys`, and normalize the parts."""
-    parts = [str(OmegaConf.select(config, key)) for key in keys]
-    parts = [os.path.normpath(part) if part else part for part in parts]
-    with read_write(config.hydra):
-        for key, part in zip(keys, parts, strict=True):
-            OmegaConf.update(config, key, part)  # Of a/../b, Hydra would make the folder a as well.
-    return Path(os.path.abspath(os.path.join(*parts)))
-
-
-def remove_unused_folder() -> None:
-    """Delete the folders that Hydra has created for a trial, if they are empty."""
-    with suppress(OSError, OmegaConfBaseException):
-        folder = Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd())
-        existing = _existing if _existing in (folder, *folder.parents) else folder.parent
-        for path in (folder, *folder.parents):
-            if path == existing:
-                break
-            path.rmdir()
-
-
-def compose_trial(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Compose the configuration of a trial of an experiment. Raises Hydra's errors.
-
-    config: configuration of the experiment with the node `hydra`; overrides: overrides of the trial.
+    config: configuration of the experiment with the node `hydra`; config_dir: folder with the user's own
+    groups; overrides: overrides of the trial.
     """
-    composed: DictConfig = context.config_loader.load_sweep_config(config, without_alias(overrides))
+    with explained(overrides, config_dir):
+        composed: DictConfig = context.config_loader.load_sweep_config(config, without_alias(overrides))
     return composed
 
 
 def trial_folder(config: DictConfig, number: int) -> str:
-    """Return the folder of a trial, relative to that of its experiment. Sets the number of the trial in
-    `config`, which has the node `hydra`."""
-    with open_dict(config.hydra.job), read_write(config.hydra):
-        config.hydra.job.num, config.hydra.job.id = number, str(number)
-    return str(OmegaConf.select(config, "hydra.sweep.subdir"))
+    """Return the folder of a trial, relative to that of its experiment. config: its configuration with the
+    node `hydra`."""
+    return f"{number}_{choices_of(config.hydra)['agent']}_{slug(config.env.name)}"
 
 
 @dataclass
@@ -275,90 +190,22 @@ class Planner:
         Returns the outcome of a trial that has already ended or is refused, for instance for an error in its
         overrides.
         """
+        compose = partial(compose_trial, self.hydra_context, self.config, self.job.config_dir, task.overrides)
         try:
             log = task.folder / task.log if task.log else None
             with printing_to(log), labeled_output("" if log else f"[{task.number}] "):
-                return self._plan(task)
-        except HydraException as error:
-            return Outcome.failed(str(explain(error, task.overrides, self.job.config_dir)))
+                run = self.job.plan(task, compose, self.launcher)
         except OSError as error:
             return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
-
-    def conclude(self, planned: Planned, answer: Answer) -> Outcome:
-        """Call Hydra's end-of-job callbacks, and return the outcome of a planned trial."""
-        outcome = outcome_of(planned.folder, answer)
-        returned = JobReturn(overrides=planned.config.hydra.overrides.task, status=JobStatus.COMPLETED)
-        returned.return_value = outcome
-        self.hydra_context.callbacks.on_job_end(config=planned.config, job_return=returned)
-        return outcome
-
-    def _plan(self, task: Task) -> Planned | Outcome:
-        experiment = HydraConfig.instance().cfg
-        config = self._recorded(task)
-        if config is None:
-            config = compose_trial(self.hydra_context, self.config, task.overrides)
-        try:
-            with open_dict(config), read_write(config):
-                config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"
-                config.hydra.job.num = task.number
-                folder = _folder_of(config, ("hydra.sweep.dir", "hydra.sweep.subdir"))
-                config.hydra.runtime.output_dir = str(folder)
-            HydraConfig.instance().set_config(config)
-            self.hydra_context.callbacks.on_job_start(config=config, task_function=self.job)
-            own = copy.deepcopy(config)
-            with open_dict(own), read_write(own):
-                del own["hydra"]
-            variables: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
-            environment = {str(name): str(value) for name, value in variables.items()}
-            with changed_environment(environment):
-                run = self.job.plan(own, self.launcher, task.log is not None)
-            order = {
-                "folder": str(folder),
-                "environment": environment
-                | ({SEARCH: str(task.reports_to)} if task.reports_to else {})
-                | ({SHOWN_ABOVE: "1"} if task.shown else {}),
-                "cwd": str(folder if config.hydra.job.chdir else Path.cwd()),
-                "label": f"[{task.number}] ",
-                "log": task.log,
-                "full_error": self.job.full_error,
-                "logging": OmegaConf.to_container(config.hydra.job_logging, resolve=True),
-            }
-            planned = Planned(folder=folder, order=order, config=config)
-            return self.conclude(planned, run) if isinstance(run, Outcome) else planned
-        finally:
-            HydraConfig.instance().cfg = experiment
-
-    def _recorded(self, task: Task) -> DictConfig | None:
-        """Return the recorded configuration of a trial that has started, with the node `hydra` of the
-        experiment; None for a new trial. Nothing is composed."""
-        if not is_run(task.folder):
-            return None
-        try:
-            run = Run.open(task.folder)
-            if run.unrecorded:
-                return None
-            plain = run.read_config()
-        except LabrlError:  # The folder is damaged, which the job reports.
-            return None
-        config = OmegaConf.create({**plain, "hydra": copy.deepcopy(self.config.hydra)})
-        OmegaConf.set_readonly(config.hydra, None)
-        with open_dict(config):
-            config.hydra.overrides.task = [one for one in task.overrides if not is_hydras(one)]
-            config.hydra.runtime.choices.update(run.choices)
-            config.hydra.sweep.subdir = os.path.relpath(task.folder, str(config.hydra.sweep.dir))
-        return config
-
-
-@contextmanager
-def changed_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Context manager: set environment variables; the value None removes a variable."""
-    before = dict(os.environ)
-    try:
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+        if isinstance(run, Outcome):
+            return run
+        order = {
+            "folder": str(task.folder),
+            "environment": ({SEARCH: str(task.reports_to)} if task.reports_to else {})
+            | ({SHOWN_ABOVE: "1"} if task.shown else {}),
+            "cwd": os.getcwd(),
+            "label": f"[{task.number}] ",
+            "log": task.log,
+            "full_error": self.job.full_error,
+        }
+        return Planned(folder=task.folder, order=order)

@@ -1,34 +1,26 @@
-"""Launchers: Hydra plugins that plan the trials of an experiment in this process and train them in others."""
+"""Launchers, which plan the trials of an experiment in this process and train them in others."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from labrl.component import load_target
 from labrl.errors import InputError
-from labrl.experiment.machine import Machine, Need
-from labrl.experiment.scheduler import Answer, Outcome, Planned, Planning, Queue, Task, run_queue
-from labrl.session.interruption import Interruption
+from labrl.experiment.machine import Need
+from labrl.experiment.scheduler import Answer, Outcome, Planned, Planning, Task, outcome_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherTraits:
     """What a launcher can do."""
 
-    apart: bool = True
-    """Whether the trials are trained in other processes, which the scheduler stops after a signal; False: the
-    trials themselves receive signals."""
     elsewhere: bool = False
     """Whether trials run on other machines, whose cores and GPUs are unknown here."""
     knows_room: bool = True
@@ -36,11 +28,7 @@ class LauncherTraits:
     queue."""
 
 
-HYDRAS_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-"""Hydra's default launcher, which labrl replaces with `InThisProcess`."""
-
-
-class TrialLauncher(Launcher):
+class TrialLauncher:
     """Starts the processes that train planned trials, and reports how each trial has ended.
 
     A launcher is a context manager. If it is left after an error, running trials save and end.
@@ -62,14 +50,6 @@ class TrialLauncher(Launcher):
         """The trials that have been sent to processes, by number."""
         self._done: list[tuple[Task, Outcome]] = []
         """Trials that ended while they were planned."""
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Store Hydra's objects. Raises InputError if the launcher cannot work on this machine."""
-        # Imported late, because Hydra imports all launchers at every start.
-        from labrl.experiment.job import Planner
-
-        self.check()
-        self.planner = Planner(hydra_context, config, task_function, self.traits)
 
     def check(self) -> None:
         """Raise InputError if the launcher cannot work on this machine."""
@@ -97,7 +77,7 @@ class TrialLauncher(Launcher):
         done, self._done = self._done, []
         for number, answer in self.answers(0 if done else seconds) if self._sent else ():
             task, planned = self._sent.pop(number)
-            done.append((task, self.planner.conclude(planned, answer)))
+            done.append((task, outcome_of(planned.folder, answer)))
         return done
 
     @abstractmethod
@@ -121,51 +101,6 @@ class TrialLauncher(Launcher):
     def __exit__(self, *error: object) -> None:  # nothing to end
         pass
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run one trial for each list of overrides, for sweepers of Hydra and of others.
-
-        Raises SystemExit if a signal stopped the trials.
-        """
-        need = Need.of({}, len(job_overrides), Machine().cores)
-        numbered = enumerate(job_overrides, start=initial_job_idx)
-        tasks = [Task(number=n, overrides=list(own), folder=Path(), need=need) for n, own in numbered]
-        queue = Queue(tasks)
-        with Interruption() as interruption, self:
-            run_queue(queue, self, interruption)
-        if interruption.requested:
-            raise SystemExit(interruption.exit_code)
-        returned = []
-        for task in tasks:
-            returned.append(JobReturn(overrides=task.overrides, status=JobStatus.COMPLETED))
-            returned[-1].return_value = queue.outcomes[task.number]
-        return returned
-
-
-class InThisProcess(TrialLauncher):
-    """`hydra/launcher=basic`: train one trial after another in this process, which handles signals."""
-
-    traits = LauncherTraits(apart=False)
-    limit = 1
-
-    def send(self, task: Task, planned: Planned) -> None:
-        """Do nothing: `answers` trains the trial."""
-
-    def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
-        """Train the trial to its end, however long that takes."""
-        from labrl.experiment.job import changed_environment
-        from labrl.trial.start import carry_out
-
-        before = os.getcwd()
-        (number, (_, planned)), *_ = self._sent.items()
-        try:
-            with changed_environment(planned.order["environment"]):
-                return [(number, carry_out({**planned.order, "label": ""}))]
-        finally:
-            os.chdir(before)
-
-    def stop(self) -> None:
-        """Do nothing, because no trial is running when this is called."""
-
 
 def check_count(key: str, value: Any, allowed: str = "be at least 1", also: Sequence[int] = ()) -> None:
     """Raise InputError unless a setting of `hydra.launcher` is a whole number >= 1, or one of `also`."""
@@ -182,15 +117,16 @@ def check_installed(package: str, launcher: str) -> None:
 
 def make_launcher(context: HydraContext, task: TaskFunction, config: DictConfig) -> TrialLauncher:
     """Make the launcher of an experiment. Raises InputError if it is not one of labrl or cannot work."""
-    known: Any = {"hydra_context": context, "task_function": task, "config": config}
-    launcher: Any
-    if config.hydra.launcher._target_ == HYDRAS_BASIC:
-        launcher = InThisProcess()
-        launcher.setup(**known)
-    else:
-        launcher = Plugins.instance().instantiate_launcher(**known)
+    from labrl.experiment.job import (
+        Planner,
+    )  # imported late, because Hydra imports labrl.plugins at every start
+
+    settings = {str(key): value for key, value in config.hydra.launcher.items()}
+    launcher = load_target(settings.pop("_target_"))(**settings)
     if not isinstance(launcher, TrialLauncher):
         chosen = config.hydra.runtime.choices["hydra/launcher"]
-        allowed = "be local, submitit_local, submitit_slurm, ray or basic"
+        allowed = "be local, submitit_local, submitit_slurm or ray"
         raise InputError.value("hydra/launcher", chosen, allowed, code="unknown-option")
+    launcher.check()
+    launcher.planner = Planner(context, config, task, launcher.traits)
     return launcher

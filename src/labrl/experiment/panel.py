@@ -53,9 +53,7 @@ class ExperimentPanel(Panel):
     """
 
     def __init__(self, queue: Queue, launcher: TrialLauncher, console: Console | None = None) -> None:
-        display = (
-            Display(2, console, transient=True) if queue.shows_progress and launcher.traits.apart else None
-        )
+        display = Display(2, console, transient=True) if queue.shows_progress else None
         super().__init__(display if display is not None and display.is_live else None)
         self._queue = queue
         self._not_begun = "starting" if launcher.traits.knows_room else "waiting"

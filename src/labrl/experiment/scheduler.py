@@ -5,14 +5,13 @@ Tasks and outcomes are plain data that can be sent to other processes and machin
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
+from labrl.errors import DONE, FAILED, TERMINATED
 from labrl.experiment.machine import Need
 from labrl.processes.script import surroundings
 from labrl.run.run import Run
@@ -61,8 +60,6 @@ class Planned:
     """The run folder of the trial."""
     order: dict[str, Any]
     """Plain data for `labrl.trial.start.carry_out` in the process that trains it."""
-    config: Any = None
-    """The configuration of the trial with the node `hydra`, for Hydra's callbacks."""
 
     def order_elsewhere(self) -> dict[str, Any]:
         """Return the order for a process that does not start with the variables and modules of this
@@ -139,13 +136,10 @@ def outcome_of(folder: Path, answer: Answer) -> Outcome:
 
 
 class Planning(Protocol):
-    """Plans the trials that a launcher starts, and concludes them."""
+    """Plans the trials that a launcher starts."""
 
     def plan(self, task: Task) -> Planned | Outcome:
         """Return the planned trial, or the outcome of a trial that is refused or has already ended."""
-
-    def conclude(self, planned: Planned, answer: Answer) -> Outcome:
-        """Return the outcome of a trial whose process has given `answer`."""
 
 
 class Queue:
@@ -238,8 +232,6 @@ def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption)
                 panel.update((), now=True)  # A notebook keeps it.
                 return
             for task, outcome in launcher.ended(queue.seconds):
-                if not launcher.traits.apart and outcome.status == "interrupted":
-                    interruption.stop(signal.SIGINT if outcome.exit_code == INTERRUPTED else signal.SIGTERM)
                 queue.ended(task, outcome)
             queue.tick(launcher.running)
             panel.update(launcher.running)

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.analysis.formats import duration
-from labrl.config.keys import quoted
 from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
@@ -52,7 +51,7 @@ def sweep_grid(
     again = job.experiment
     job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     overrides = replaced(params, job.overrides)
-    composed = functools.partial(compose_trial, hydra_context, config)
+    composed = functools.partial(compose_trial, hydra_context, config, job.config_dir)
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.traits.elsewhere else Machine()
     stages = requested_stages(overrides)
@@ -158,7 +157,7 @@ class Grid(Queue):
         """Run the remaining trials. Return the exit code of the experiment."""
         interruption = Interruption()
         try:
-            with launcher, interruption if launcher.traits.apart else nullcontext():
+            with launcher, interruption:
                 run_queue(self, launcher, interruption)
         except KeyboardInterrupt as stop:
             interruption.stop(signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
@@ -245,7 +244,7 @@ def _tasks(
     return [
         Task(
             number=record.number,
-            overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
+            overrides=record.overrides,
             folder=folder.trial_path(record),
             need=need,
             about=own[record.number],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -26,7 +25,6 @@ FLAGS = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--run", "-r", "--resolve"), ""),
     **dict.fromkeys(("--multirun", "-m"), ""),
     **dict.fromkeys(("--cfg", "-c"), "job, hydra, all"),
-    **dict.fromkeys(("--package", "-p"), "<key>"),
     **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),
     **dict.fromkeys(
         ("--info", "-i"), "all, aliases, config, defaults, defaults-tree, origin, plugins, searchpath"
@@ -42,13 +40,18 @@ REPLACED = {
 """Flags of Hydra that `labrl` does not have, and what to type instead."""
 
 
+_HYDRAS = re.compile(
+    r"hydra/(sweeper|launcher)[\w/]*|hydra\.(sweeper|launcher)\.[^@]+|hydra\.(run|sweep)\.dir"
+)
+"""Pattern of the keys below `hydra` that users may set."""
+
+
 def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> None:
     """Raise InputError for overrides that Hydra accepts but ignores, or that break labrl's configuration.
 
     These overrides are: `~preset`, which Hydra accepts for some agents only; `~transforms/...`, which presets
-    override; a list of options of a group, of which Hydra uses the last; loggers in `hydra.verbose` that no
-    package has; a search path, in which labrl does not look; a launcher or sweeper that is not a group of
-    keys; and, if `multirun` is known, the folder for the other kind of run (`hydra.run.dir` for an
+    override; a list of options of a group, of which Hydra uses the last; keys of Hydra that labrl does not
+    read; and, if `multirun` is known, the folder for the other kind of run (`hydra.run.dir` for an
     experiment, `hydra.sweep.dir` for a run).
     """
     for override in overrides:
@@ -58,19 +61,12 @@ def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> No
             raise InputError.about(
                 key, "the group cannot be removed", f"{key[1:]}=none", code="missing", key=key[1:]
             )
-        if key == "hydra.verbose" and value.lower() not in ("true", "false"):
-            names = [
-                name.strip(" '\"").partition(".")[0] for name in (several[1] if several else value).split(",")
-            ]
-            if not all(name.isidentifier() and importlib.util.find_spec(name) for name in names):
-                allowed = "be true, false, or the names of loggers, such as hydra or [labrl,optuna]"
-                raise InputError.value(key, value, allowed)
-        if key == "hydra.searchpath":
-            why = "presets and modules are not searched for there"
-            raise InputError.usage(override, why, "For your own groups, write --config-dir=<folder>")
-        if key in ("hydra.launcher", "hydra.sweeper") and value[:1] not in ("{", "$"):
-            fix = f"{key.replace('.', '/')}=<option>"
-            raise InputError.value(key, value, "be a group of keys", fix=fix, code="type")
+        if re.search(r"(^|@)hydra\b", key.lstrip("~")) and not _HYDRAS.fullmatch(key.lstrip("~")):
+            why = "of the node hydra, labrl reads only hydra.run.dir, hydra.sweep.dir, hydra/sweeper and "
+            why += "hydra/launcher, with their keys"
+            raise InputError.about(override, why, "Leave it out", code="unknown-key", key=key)
+        if key == "hydra/sweeper" and value not in ("grid", "optuna"):
+            raise InputError.value(key, value, "be grid or optuna", code="unknown-option")
         if multirun is not None and key == ("hydra.run.dir" if multirun else "hydra.sweep.dir"):
             there, other = ("an experiment (-m)", "sweep") if multirun else ("a run without -m", "run")
             fix = f"hydra.{other}.dir={value or '<folder>'}"
@@ -100,11 +96,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
             why = "the argument is empty (perhaps a shell variable is not set)"
             raise InputError.about(shlex.quote(argument), why, "Leave it out", code="missing")
         if argument.startswith("~") or (equals and not argument.startswith("-")):
-            parts = [argument]  # of a list with blanks after its commas, which the shell has split
-            while left and (parts[-1].endswith(",") or left[0].startswith(",")) and "=" not in left[0]:
-                parts.append(left.pop(0))
-            wrong += [" ".join(parts)] if len(parts) > 1 else []
-            line.append(shlex.quote("".join(parts)))
+            line.append(shlex.quote(argument))
             continue
         has_value = not equals and (name in VERBS or (name.startswith("-") and FLAGS.get(name) != ""))
         if has_value and left and re.fullmatch(r"[^-~=][^=]*", left[0]):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from labrl.errors import LabrlError
+from labrl.errors import TRACEBACK, LabrlError
 from labrl.processes.secrets import redact
 
 INDENT = "  "
@@ -131,6 +131,12 @@ def print_traceback(error: Exception, indent: str = "") -> None:
     """Print the traceback of an error without secrets. indent: text before each line."""
     text = redact("".join(traceback.format_exception(error)))
     print(textwrap.indent(text, indent), end="", file=sys.stderr)
+
+
+def print_unexpected(error: Exception, what: str) -> None:
+    """Print that an error of code that is not labrl's has ended `what`."""
+    print(f"labrl: {what} failed: {redact(f'{type(error).__name__}: {error}')}", file=sys.stderr)
+    print(f"labrl: {TRACEBACK}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -20,9 +20,6 @@ T = TypeVar("T")
 MASK = "***"
 """Text that is recorded in place of a secret."""
 
-ENV_SET = "hydra.job.env_set"
-"""Key of the environment variables that Hydra sets for trials. All of their values count as secrets."""
-
 # Not `tokens`, which are often the parts of a text.
 _NOUNS = (
     *("password", "passwd", "passphrase", "secret", "token", "credential", "apikey", "authorization"),
@@ -38,7 +35,7 @@ _SHORTEST = 8
 remembered: dict[str, Any] = {}
 """Values that contain secrets, by their keys, in the configurations that this process has used."""
 
-_word = "env_set|pass|pwd|secret|token|credential|authori|key"
+_word = "pass|pwd|secret|token|credential|authori|key"
 _hint = re.compile(f"://|{_word}", re.IGNORECASE).search
 # In `://user:password@host`, the password may contain a slash or an @, but a port is none.
 _interpolation = r"\$\\?\{[^}]*\}"  # Hydra may escape it
@@ -76,8 +73,6 @@ def is_secret(name: str) -> bool:
     Only complete words count: `access_token` and `HF_TOKEN` name secrets, `max_tokens` and `target_entropy`
     do not. In names of environment variables, which are in capitals, other words may follow such a word.
     """
-    if ENV_SET in name or name.startswith("env_set"):
-        return True
     last = name.rpartition(".")[2]
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", last)]
     if not words or words[-1] in _PLACES:
@@ -144,8 +139,6 @@ def restore(node: Any, key: str = "") -> Any:
 
 def variable(key: str) -> str:
     """Return the environment variable that provides the masked value of a configuration key."""
-    if key.startswith(f"{ENV_SET}."):
-        return key.removeprefix(f"{ENV_SET}.")
     return "LABRL_" + re.sub(r"\W+", "_", key).strip("_").upper()
 
 
@@ -188,9 +181,8 @@ def _restored(
     name = variable(key)
     if name in os.environ:
         return os.environ[name]
-    plus = "+" if key.startswith(ENV_SET) else ""
     why = f"{MASK} stands for a secret, which is not recorded"
-    fix = f"Set the environment variable {name} to the complete value, or type {plus}{key}=<value>"
+    fix = f"Set the environment variable {name} to the complete value, or type {key}=<value>"
     missing.append(InputError.about(f"{key}={node}", why, fix, code="missing"))
     return node
 
@@ -235,9 +227,7 @@ def _redacted_item(item: Any, known: re.Pattern[str] | None, name: str, hidden: 
     """Return an item of a list without secrets. If it is an override, its value extends to the item's end."""
     found = _override(item) if isinstance(item, str) and _hint(item) else None
     if found and is_secret(found[1]) and _hides(found[1], found[2]):
-        variables = re.findall(r"[{,]\s*(\w+)\s*:", found[2]) if found[1] == ENV_SET else []
-        masked = f"{{{', '.join(f'{one}: {MASK}' for one in variables)}}}" if variables else MASK
-        return item[: found.start(2)] + masked
+        return item[: found.start(2)] + MASK
     return _redacted(item, known, name, hidden)
 
 
@@ -278,5 +268,5 @@ def _hides(name: str, value: str) -> bool:
         return False
     if _reference(value.strip("'\"")):
         return False
-    is_count = ("token" in name.lower() or ENV_SET in name) and re.fullmatch(r"[\d.]+", value)
+    is_count = "token" in name.lower() and re.fullmatch(r"[\d.]+", value)
     return not is_count

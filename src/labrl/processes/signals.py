@@ -55,8 +55,6 @@ def signals_leave(message: str = "") -> Iterator[None]:
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        for clean_up in before_leaving:
-            clean_up()
         with contextlib.suppress(OSError):
             os.write(2, message.encode())
         leave_at_once(number)
@@ -65,10 +63,6 @@ def signals_leave(message: str = "") -> Iterator[None]:
         signal.signal(SAVE, signal.SIG_IGN)
     with _handling(leave):
         yield
-
-
-before_leaving: list[Callable[[], None]] = []
-"""Functions to call before `signals_leave` ends the process."""
 
 
 @contextlib.contextmanager

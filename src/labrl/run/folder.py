@@ -188,7 +188,7 @@ class Folder(Generic[Status]):
         # Written under another name first, so that no reader sees, and no kill leaves, an empty marker.
         whole = self.path / f".{self.MARKER}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
-            write_json(whole, content, durable=False)
+            write_json(whole, content)
             try:
                 os.link(whole, self.marker)
             except FileExistsError:

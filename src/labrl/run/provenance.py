@@ -94,16 +94,15 @@ def write_provenance(
     """Write `config.yaml`, `overrides.yaml`, `provenance.json`, and a `.diff` file for each repository with
     uncommitted changes.
 
-    `provenance.json` also contains the content of the two YAML files, because users may edit `config.yaml`.
-    Secrets are masked in all files. config: the resolved configuration as plain data, with the seed that is
-    used; resume: number of the resume, None for the start of the run; start_from: plain data about the
-    weights of another run with which the run starts. A resume writes its provenance to a folder of its own,
-    but replaces the two YAML files. Data that the machine does not provide are left out. Raises OSError only
-    if files cannot be written. Returns the content of `provenance.json` without the configuration.
+    `provenance.json` also contains the content of the two YAML files. Secrets are masked in all files.
+    config: the resolved configuration as plain data, with the seed that is used; resume: number of the
+    resume, None for the start of the run; start_from: plain data about the weights of another run with which
+    the run starts. A resume writes its provenance to a folder of its own, but replaces the two YAML files.
+    Data that the machine does not provide are left out. Raises OSError only if files cannot be written.
+    Returns the content of `provenance.json` without the configuration.
     """
     durable = resume is not None  # All files of a new run are synced together before its first frame.
     write_atomic(run.overrides_yaml, as_yaml(list(command.overrides)), durable)
-    write_atomic(run.config_yaml, as_yaml(dict(config)), durable)
     target = run.path if resume is None else run.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
     repositories = {}
@@ -133,6 +132,7 @@ def write_provenance(
     write_json(target / PROVENANCE, signed(redact({**content, "config": dict(config)})), durable)
     if durable:
         sync_file(target.parent)
+    write_atomic(run.config_yaml, as_yaml(dict(config)), durable)  # last: without it, no run is recorded
     run.forget()
     return redact(content)
 

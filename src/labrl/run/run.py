@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,6 +47,8 @@ PATIENCE = 60.0
 RunStatus = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
 """Recorded status of a run. `waiting`: planned, but not started; `pruned`: stopped early by a search."""
 
+_RESTORE = f"Restore it: the configuration that was run is in {PROVENANCE}, under `config`"
+
 _Loader = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
 
 
@@ -78,36 +79,6 @@ class Run(Folder[RunStatus]):
         self.enjoy = path / "enjoy"
         """Folder of the results and videos of episodes that were played with `+enjoy`."""
         self._sessions: dict[int, RunSession] = {}
-
-    def read_info(self) -> dict[str, Any]:
-        """Return the content of `run.json`. If a power failure has left the file empty, but the run has
-        checkpoints and was never resumed, return the content at the start of the run.
-
-        Raises InputError if the folder is not a run folder, and DamagedFileError if `run.json` is damaged or
-        missing.
-        """
-        try:
-            return super().read_info()
-        except LabrlError as error:
-            # The marker may never have reached the disk: it is missing, empty, or contains only zero bytes.
-            try:
-                emptied = not self.marker.read_bytes().strip(b"\0")
-            except OSError as lost:
-                emptied = isinstance(lost, FileNotFoundError)
-            if (
-                emptied
-                and not self.resumes.exists()
-                and any(one.checkpoint_frames() for one in self.sessions)
-            ):
-                with suppress(TypeError, ValueError):
-                    started = datetime.fromisoformat(read_json(self.provenance_json).get("started", ""))
-                    created = started.astimezone(UTC).isoformat(timespec="milliseconds")
-                    head = {"format_version": self.FORMAT_VERSION, "status": "running", "created": created}
-                    return {**head, **self._pending}
-            if isinstance(error, DamagedFileError) or not self.provenance_json.exists():
-                raise
-            why = "it is missing. Restore it from a copy"
-            raise DamagedFileError.about(self.marker, why) from error.__cause__
 
     @cached_property
     def status(self) -> str:
@@ -141,7 +112,7 @@ class Run(Folder[RunStatus]):
 
         If the run is a fork, its sessions already contain the copied past at that point.
         """
-        return not self.provenance_json.exists() and not any(session.has_begun for session in self.sessions)
+        return not self.config_yaml.exists() and not any(session.has_begun for session in self.sessions)
 
     def read_provenance(self) -> dict[str, Any]:
         """Return the newest provenance of the run: from its last resume, or else from its start.
@@ -173,13 +144,20 @@ class Run(Folder[RunStatus]):
 
     def read_config(self) -> dict[str, Any]:
         """Return the resolved configuration of the run as plain data. Raises DamagedFileError if the
-        provenance file is missing or damaged."""
+        provenance file or `config.yaml` is missing or damaged, or if `config.yaml` was edited."""
         config: dict[str, Any] = self.read_provenance()["config"]
-        with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # an alias may contain itself
+        try:
             exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
-            # Unless it was edited, config.yaml also has infinity and keys that are numbers, which JSON lacks.
-            if json.loads(json.dumps(as_known_to_json(exact))) == config:
-                config = exact
+            plain = json.loads(json.dumps(as_known_to_json(exact)))
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # an alias may contain itself
+            why = f"it cannot be read: {' '.join(str(error).split())}"
+            raise DamagedFileError.about(self.config_yaml, why, _RESTORE) from error
+        if plain == config:
+            return exact  # with infinity and keys that are numbers, which JSON lacks
+        # A resume that is killed before it replaces the file leaves that of an earlier command.
+        if not any(read_json(path).get("config") == plain for path in self.path.rglob(PROVENANCE)):
+            why = "it was edited after it was written: edits are overrides, such as agent.lr=1e-3"
+            raise DamagedFileError.about(self.config_yaml, why, _RESTORE)
         return config
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
@@ -398,7 +376,7 @@ class Run(Folder[RunStatus]):
         """Delete the files of a run that is `unrecorded`, so that a new run can use the folder."""
         for session in self.sessions:
             shutil.rmtree(session.path)
-        for path in (self.config_yaml, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
+        for path in (self.provenance_json, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
             path.unlink(missing_ok=True)
         self.marker.unlink()
 

@@ -73,11 +73,11 @@ class _LogFile(logging.Handler):
         super().close()
 
 
-def print_without_modules() -> None:
-    """Have the root logger's handlers print only `labrl`, not a module name, before labrl's own messages."""
-    for handler in logging.getLogger().handlers:
-        if type(handler) is logging.StreamHandler:
-            handler.setFormatter(_TerminalFormatter())
+def print_warnings() -> None:
+    """Print warnings on the terminal, those of labrl with `labrl` in place of the name of the module."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_TerminalFormatter())
+    logging.basicConfig(handlers=[handler], force=True)
 
 
 class _TerminalFormatter(RedactingFormatter):

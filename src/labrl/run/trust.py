@@ -56,7 +56,7 @@ USERS = ("callbacks.",)
 """Prefixes of keys that accept only classes of users. labrl makes its own callbacks itself, and one of them
 connects to other processes."""
 
-HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir", "hydra.sweep.subdir")
+HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir")
 """Keys of the overrides for Hydra that an experiment of someone else may have. Other overrides can start
 programs."""
 
@@ -199,8 +199,7 @@ def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
             yield Name(one.key_or_group, override)
         key = re.sub(r"\[(\w+)\]", r".\1", one.key_or_group).replace("/", ".")
         if "hydra" in (key.partition(".")[0], re.split(r"[.@]", one.package or "")[0]):
-            apart = one.key_or_group == "hydra.sweep.subdir" and ".." in str(one.value())
-            if one.key_or_group not in HYDRAS or one.package or apart:
+            if one.key_or_group not in HYDRAS or one.package:
                 yield Name(key, override)
             continue
         value = one.value()

@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from labrl.analysis.formats import align_columns
-from labrl.config.compose import compose, prepare, resolve
+from labrl.config.compose import prepare
 from labrl.config.edit import edit
 from labrl.config.keys import (
-    ABSENT,
     Change,
     is_hydras,
     key_of,
@@ -30,10 +23,9 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.processes.secrets import ENV_SET, MASK
+from labrl.processes.secrets import MASK
 from labrl.run.checkpoint import misfit
-from labrl.run.folder import PROVENANCE
-from labrl.run.provenance import Command, as_yaml
+from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.run.trust import check_recorded
 from labrl.trial.composed import Composed, check_start_from
@@ -43,8 +35,6 @@ if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
     from labrl.run.session import RunSession
     from labrl.trial.result import TrialResult
-
-_ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 
 
 class Again(ABC):
@@ -79,17 +69,10 @@ class Again(ABC):
         recorded: dict[str, str] = dict(self.past.provenance.get("choices", {}))
         return recorded | {key: value for key, value in map(split_override, self.edits) if key in recorded}
 
-    def set_variables(self) -> None:
-        """Set the environment variables that the command line requests (`hydra.job.env_set`), because edits
-        may refer to them."""
-        if any(ENV_SET in one for one in self.hydras):
-            typed = compose(self.hydras, self.config_dir, with_hydra=True).hydra.job.env_set
-            os.environ.update({str(name): str(value) for name, value in typed.items()})
-
     @property
     def node(self) -> dict[str, Any]:
-        """Keys below `hydra` in the configuration with which Hydra calls labrl."""
-        return {"runtime": {"choices": self.choices}, "overrides": {"task": self.overrides}}
+        """Keys below `hydra`, from which the folder of the run is interpolated."""
+        return {"runtime": {"choices": self.choices}}
 
     @cached_property
     def edited(self) -> dict[str, Any]:
@@ -141,7 +124,7 @@ class Again(ABC):
         """
 
     def check_fits(self, config: TrialConfig, session: RunSession, changes: Sequence[Change]) -> None:
-        """Raise InputError, which names the key at fault, if a session cannot load its checkpoint.
+        """Raise InputError, which lists the changed keys, if a session cannot load its checkpoint.
 
         config: the edited configuration; changes: its changes that contradict the past of the run.
         """
@@ -149,41 +132,18 @@ class Again(ABC):
 
         try:
             check_restores(config, session)
-        except DamagedFileError:
-            raise
         except LabrlError as error:
+            if isinstance(error, DamagedFileError) or not changes:
+                raise
+            why = f"the checkpoint of {self.past.path} cannot be loaded with the changed values"
             new = [*self.overrides, f"start_from.run={self.past.path}", "start_from.partial=true"]
-            fix = f"To start a new run from the weights that fit: {shlex.join(['labrl', *new])}"
-            for change in (one for one in changes if one.key == "agent._target_"):  # others follow from it
-                why = f"{self.past.path} cannot be continued with another agent, whose checkpoints differ"
-                raise InputError.about(
-                    described(change), why, fix, code="changed-past", key="agent"
-                ) from error
-            for change in changes:
-                if len(changes) > 1 and change.pinnable and self._loads(change, session):
-                    continue
-                raise self.refused(change, misfit(error.__cause__ or error), fix) from error
-            raise
-
-    def _loads(self, change: Change, session: RunSession) -> bool:
-        """Return whether a session can load its checkpoint with only this change."""
-        from labrl.session.run import check_restores
-
-        cfg = OmegaConf.create(self.past.config)
-        OmegaConf.update(cfg, change.key, change.new, merge=False)
-        plain: Any = OmegaConf.to_container(cfg)
-        try:
-            check_restores(resolve(plain), session)
-        except LabrlError:
-            return False
-        return True
-
-    def refused(self, change: Change, why: str, again: str = "") -> InputError:
-        """Return the error for a change with which the run cannot be continued. why: a clause; again: what to
-        type instead."""
-        keep = f"To keep the old value: {typed_override(change.key, change.old)}. " if change.pinnable else ""
-        why = f"{self.past.path} cannot be continued with this change, because {why}"
-        return InputError.about(described(change), why, keep + again, code="changed-past", key=change.key)
+            raise InputError.about(
+                "; ".join(map(described, changes)),
+                f"{why}, because {misfit(error.__cause__ or error)}",
+                f"To start a new run from the weights that fit: {shlex.join(['labrl', *new])}",
+                code="changed-past",
+                key=changes[0].key,
+            ) from error
 
     def conclude(self, result: TrialResult) -> TrialResult:
         """Do what remains to be done after the trial, and return its result."""
@@ -202,54 +162,6 @@ def check_past(run: Run, composes: bool = False) -> Run:
     return run
 
 
-def edited_config(run: Run) -> dict[str, Any]:
-    """Return the configuration in the `config.yaml` of a run, including edits by the user.
-
-    Raises DamagedFileError if the file is missing, cannot be read or lacks keys, and InputError if
-    someone else has edited it so that it names code that is not part of labrl.
-    """
-    path = run.config_yaml
-    with reading(path, _ORIGINAL):
-        text = path.read_text(encoding="utf-8")
-        if text == as_yaml(run.config):
-            return run.config
-        plain = keys_in(text)
-    found = run.changes(plain)
-    gone = [change.key for change in found if change.new is ABSENT]
-    if gone:
-        more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
-        new = [change.key for change in found if change.old is ABSENT]
-        has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
-        raise DamagedFileError.about(path, f"it lacks {', '.join(gone[:5])}{more}{has}", _ORIGINAL)
-    check_recorded(run, plain)
-    return plain
-
-
-@contextmanager
-def reading(path: Path, fix: str) -> Iterator[None]:
-    """Context manager: raise DamagedFileError if the YAML file `path` cannot be read. fix: what to do
-    then."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DamagedFileError.about(path, "it is missing. Restore it from a copy", fix) from error
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
-        told = " ".join(str(error).split())
-        if isinstance(error, RecursionError):
-            told = "an alias stands for a node that contains it, or groups of keys are nested too deeply"
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            told = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise DamagedFileError.about(path, f"cannot be read: {told.rstrip('.')}", fix) from None
-
-
-def keys_in(text: str, resolve: bool = True) -> dict[str, Any]:
-    """Return the keys in a YAML text. resolve: whether to resolve references to other keys."""
-    node = OmegaConf.to_container(OmegaConf.create(text), resolve=resolve)
-    if not isinstance(node, dict) or not node:
-        raise ValueError("it contains no keys")
-    return {str(key): value for key, value in node.items()}
-
-
 def overrides_of(run: Run) -> list[str]:
     """Return the overrides that reproduce the configuration of a run, without those for Hydra."""
     overrides = [override for override in run.overrides if not is_hydras(override)]
@@ -258,15 +170,15 @@ def overrides_of(run: Run) -> list[str]:
     return overrides
 
 
-def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str] = ()) -> InputError:
+def refusal(contradicting: Sequence[Change], asked: str) -> InputError:
     """Return the error for changes that contradict the past of a run, with a table and what to type instead.
 
-    asked: the override that names the run; edited: keys that were changed in its `config.yaml`.
+    asked: the override that names the run.
     """
     lines = [f"{asked}: these values contradict the past of the run:"]
-    rows = [("key", "then", "now", ""), *(row_of(one, edited) for one in contradicting)]
+    rows = [("key", "then", "now"), *map(row_of, contradicting)]
     lines += align_columns(rows, indent="  ")
-    forked = asked.replace("resume", "fork", 1) if asked.startswith("+resume=") and not edited else ""
+    forked = asked.replace("resume", "fork", 1) if asked.startswith("+resume=") else ""
     message = "\n".join([*lines, *ways_out(contradicting, forked)])
     return InputError(message, code="changed-past", key=contradicting[0].key)
 
@@ -276,17 +188,15 @@ def described(change: Change) -> str:
     return f"{change.key} {written(change.old)} -> {written(change.new)}"
 
 
-def row_of(change: Change, edited: Collection[str] = ()) -> tuple[str, str, str, str]:
-    """Return a key, its old value, its new value, and where it was changed. edited: keys that were changed in
-    `config.yaml`."""
-    source = "edited in config.yaml" if change.key in edited else ""
-    return change.key, written(change.old), written(change.new), source
+def row_of(change: Change) -> tuple[str, str, str]:
+    """Return a key, its old value and its new value."""
+    return change.key, written(change.old), written(change.new)
 
 
 def ways_out(contradicting: Sequence[Change], forked: str = "") -> Iterator[str]:
     """Yield lines that say which overrides keep the old values, or permit the contradiction.
 
-    forked: override that forks the run, if the changes were set on the command line and not in a file.
+    forked: override that forks the run; '' if it cannot be forked.
     """
     # In an experiment, trials share old values.
     if old := dict.fromkeys(typed_override(one.key, one.old) for one in contradicting if one.pinnable):

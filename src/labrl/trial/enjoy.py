@@ -25,7 +25,7 @@ from labrl.run.episodes import RecordedEpisode
 from labrl.run.run import Run
 from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, episode_statistics, info_statistics
-from labrl.trial.again import check_past, described, edited_config
+from labrl.trial.again import check_past
 from labrl.trial.find import choices, find_run
 from labrl.trial.loading import LoadedPolicy
 from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
@@ -50,11 +50,8 @@ def enjoy(request: EnjoyRequest, config_dir: str | None = None) -> int:
             raise InputError.about(f"{group}={option}", why, fix, code="contradiction")
     prepare(run.config_dir if config_dir is None else os.path.abspath(config_dir))
     use_one_thread()  # as in training
-    plain = edited_config(run)
-    for change in run.changes(plain):
-        say(f"edited in {run.config_yaml}: {described(change)}")
     policy = LoadedPolicy(
-        run, plain, request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
+        run, run.read_config(), request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
     )
     meta = policy.trial.meta
     request = dataclasses.replace(

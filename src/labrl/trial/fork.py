@@ -22,7 +22,7 @@ from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
-from labrl.trial.again import Again, check_past, overrides_of, say_differences
+from labrl.trial.again import Again, check_past, described, overrides_of, say_differences
 from labrl.trial.coefficients import schedule_jumps
 from labrl.trial.composed import Composed
 from labrl.trial.request import Request, frame_of
@@ -114,7 +114,8 @@ class Fork(Again):
         changed = self.past.changes(plain)
         for change in changed:
             if change.key in _FIXED:
-                raise self.refused(change, _FIXED[change.key])
+                why = f"{self.folder} cannot be continued with this change, because {_FIXED[change.key]}"
+                raise InputError.about(described(change), why, code="changed-past", key=change.key)
         sessions, budget = plain["meta"]["max_session"], plain["env"]["max_frame"]
         self.past.check_buffers(range(sessions), f"+fork={self.folder}", [f"meta.keep_every={self.frame}"])
         then = self.past.config["meta"]

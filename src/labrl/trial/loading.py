@@ -30,7 +30,7 @@ from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
-from labrl.trial.again import check_past, edited_config
+from labrl.trial.again import check_past
 from labrl.trial.find import Verb, find_run, option_of
 from labrl.trial.request import frame_of
 
@@ -398,7 +398,7 @@ def load(
     precision: precision of the networks; None: the precision of the run; verb: the purpose, for messages.
     """
     past = check_past(find_run(os.fspath(run), [], verb))
-    config = edited_config(past)
+    config = past.read_config()
     find_modules(past.config_dir)
     wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
     if wanted is None:

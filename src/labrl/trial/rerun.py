@@ -9,9 +9,8 @@ from labrl.config.keys import contradictions
 from labrl.errors import FAILED, InputError
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.trial.again import Again, edited_config, refusal
+from labrl.trial.again import Again, refusal
 from labrl.trial.result import TrialResult
-from labrl.trial.saved import SavedConfig
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
@@ -35,7 +34,6 @@ class Rerun(Again):
         """Plan a new trial that repeats the run. Raises InputError, with a table, if edits contradict the
         values of the run, and also if the run is a fork, because another run has played its first frames."""
         # Imported late: a misspelled override must not wait for PyTorch.
-        from labrl.trial.summary import say
         from labrl.trial.trial import plan_trial
 
         then = self.past
@@ -47,11 +45,6 @@ class Rerun(Again):
         found = contradictions(then.changes(plain)) if then.sessions else []  # otherwise nothing is compared
         if found and not self.force:
             raise refusal(found, f"+rerun={then.path}")
-        if not isinstance(then, SavedConfig) and (
-            keys := [change.key for change in then.changes(edited_config(then))]
-        ):
-            edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
-            say(f"{edited}; +rerun ignores the edits")
         return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))
 
     def conclude(self, result: TrialResult) -> TrialResult:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
-from labrl.config.edit import edit
-from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_of, written
-from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.config.keys import Change, contradictions, written
+from labrl.errors import DamagedFileError, InputError
 from labrl.run import folder as folders
 from labrl.run.find import is_run
 from labrl.run.provenance import differences, write_provenance
@@ -27,8 +26,6 @@ from labrl.session.torchrun import check_resume
 from labrl.trial.again import (
     Again,
     check_past,
-    described,
-    edited_config,
     overrides_of,
     refusal,
     say_differences,
@@ -72,21 +69,15 @@ def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) 
         return Fork.at(past, request, config_dir)
     if request.kind == "rerun":
         return Rerun(past, request.edits, request.force, config_dir)
-    resume = Resume(past, request.edits, request.force, config_dir)
-    resume.take_edits_of_file()
-    return resume
+    return Resume(past, request.edits, request.force, config_dir)
 
 
 class Resume(Again):
     """An earlier run that `+resume` continues in its folder, with edits."""
 
-    in_file: frozenset[str] = frozenset()
-    """Keys that the user has changed in the `config.yaml` of the run."""
-
     @property
     def node(self) -> dict[str, Any]:
-        """Keys below `hydra` in the configuration with which Hydra calls labrl, including the existing run
-        folder."""
+        """Keys below `hydra`, with the existing run folder."""
         return {**super().node, "run": {"dir": str(self.past.path)}}
 
     @classmethod
@@ -95,24 +86,6 @@ class Resume(Again):
         now; None: unchanged."""
         before = overrides_of(check_past(run))
         return cls(run, [one for one in overrides or () if one not in before], force)
-
-    def take_edits_of_file(self) -> None:
-        """Add the user's changes in the `config.yaml` of the run to the edits. Edits on the command line take
-        precedence.
-
-        Raises DamagedFileError if `config.yaml` is damaged, and InputError for wrong values in it.
-        """
-        file, typed = edited_config(self.past), set(map(key_of, self.edits))
-        found = [change for change in self.past.changes(file) if change.key not in typed]
-        if not found:
-            return
-        overrides = ["++" * (one.old is ABSENT) + override_of(one.key, one.new) for one in found]
-        try:
-            resolve(edit(self.past.read_config(), overrides, (), self.config_dir))
-        except LabrlError as error:
-            raise error.within(f"{self.past.config_yaml} was edited and cannot be used") from error
-        self.edits = [*overrides, *self.edits]
-        self.in_file = frozenset(one.key for one in found)
 
     def plan(
         self,
@@ -163,8 +136,7 @@ class Resume(Again):
             jumps = list(schedule_jumps(before, config, frame))
             with recording_failure(run):
                 differs = self._record(begins, changed, composed, bool(contradicting))
-                edited = [one for one in changed if one.key in self.in_file]
-                _announce(run, begins, reached, edited, differs)
+                _announce(run, begins, reached, differs)
                 for line in jumps:
                     say(line)
                 plan_sessions(config, run, left)
@@ -209,7 +181,7 @@ class Resume(Again):
             decisive = (one.key == "agent._target_" or ".network." in one.key for one in contradicting)
             if reached and any(decisive):
                 self.check_fits(resolve(plain), self.past.session(min(reached)), contradicting)
-            raise refusal(contradicting, f"+resume={self.past.path}", self.in_file)
+            raise refusal(contradicting, f"+resume={self.past.path}")
 
     def _record(
         self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed, contradicts: bool
@@ -221,7 +193,6 @@ class Resume(Again):
         code and packages since the earlier run.
         """
         run = self.past
-        run.update()  # restores what a power failure has left empty
         resumes = list(run.read_info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
         before = run.read_provenance()
@@ -237,7 +208,6 @@ class Resume(Again):
             "command": now["command"],
             "labrl": now["packages"].get("labrl"),
             "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
-            "edited_in_config_yaml": sorted(self.in_file),
         }
         run.update(resumes=[*resumes, entry])
         return differs
@@ -344,13 +314,12 @@ def _announce(
     run: Run,
     begins: Collection[int],
     reached: Mapping[int, int],
-    edited: Sequence[Change],
     differs: Sequence[str],
 ) -> None:
     """Print the frame from which each session continues, and why the continuation may not be exact.
 
     begins: indices of the sessions to continue; reached: frame of each session's newest complete checkpoint;
-    edited: changes that come from `config.yaml`; differs: differences since the earlier run.
+    differs: differences since the earlier run.
     """
     from labrl.trial.summary import say
 
@@ -361,8 +330,6 @@ def _announce(
             return f"frame {reached[index]:,}"
         return "the start, because no checkpoint is complete" if index in saved else "the start"
 
-    for change in edited:
-        say(f"From {run.config_yaml}, which was edited: {described(change)}")
     alone = list(begins) == [0] and len(run.sessions) <= 1
     places = [where(index) if alone else f"session {index} from {where(index)}" for index in begins]
     say(f"Resuming {run.path}{' from' if alone else ':'} {', '.join(places)}")

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from labrl.config.compose import to_plain
 from labrl.config.nodes import ConfigNode
 from labrl.envs.games import environments
-from labrl.errors import InputError
+from labrl.errors import DamagedFileError, InputError
 from labrl.run.run import Run
 from labrl.run.trust import check_recorded
-from labrl.trial.again import keys_in, reading
 
 _FIX = "Name a run folder, its config.yaml, or a copy of that file"
 
@@ -30,8 +33,14 @@ class SavedConfig(Run):
         """Raises DamagedFileError if the file cannot be read, and InputError if it is not a configuration of
         labrl, or names code that is not part of labrl."""
         super().__init__(Path(os.path.abspath(file)))
-        with reading(self.path, _FIX):
-            config = keys_in(self.path.read_text(encoding="utf-8"), resolve=False)
+        try:
+            node = OmegaConf.create(self.path.read_text(encoding="utf-8"))
+            config: Any = OmegaConf.to_container(node)
+            if not isinstance(config, dict) or not config:
+                raise ValueError("it contains no keys")
+        except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
+            why = f"it cannot be read: {' '.join(str(error).split())}"
+            raise DamagedFileError.about(self.path, why, _FIX) from None
         groups = ("agent", "env", "meta", "wandb", "start_from")
         if wrong := [name for name in groups if not isinstance(config.get(name), dict)]:
             why = f"it is not a configuration of labrl, which has groups of keys {', '.join(wrong)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging.config
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from labrl.processes.output import INDENT, doing, labeled_output, print_tracebac
 from labrl.processes.secrets import redact
 from labrl.processes.signals import Stopped
 from labrl.run.run import Run
-from labrl.run.session_log import print_without_modules
+from labrl.run.session_log import print_warnings
 from labrl.run.signature import Trust, trusting
 from labrl.session.worker import start_server
 from labrl.trial.again import Again
@@ -65,9 +64,9 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     """Train the planned run that `order` names, in a process that does nothing else.
 
     order: `folder`, the run folder; `cwd`, the working directory; `label`, a prefix for lines of the trial's
-    output; `log`, a file in the run folder that receives the output instead, or None; `full_error`, whether
-    to print the traceback of any error; and `logging`, the value of `hydra.job_logging`. A run that was cut
-    off, for example by the preemption of a job, is resumed. Returns the exit code, and the error message if
+    output; `log`, a file in the run folder that receives the output instead, or None; and `full_error`,
+    whether to print the traceback of any error. A run that was cut off, for example by the preemption of a
+    job, is resumed. Returns the exit code, and the error message if
     the trial as a whole failed.
     """
     from labrl.envs.probe import keeping_spares
@@ -76,9 +75,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     os.chdir(order["cwd"])
     log = None if order["log"] is None else Path(order["folder"], order["log"])
     with printing_to(log), labeled_output("" if log else order["label"]), keeping_spares():
-        if order["logging"] and order["logging"].get("root"):  # as Hydra does for a single run
-            logging.config.dictConfig(order["logging"])
-        print_without_modules()
+        print_warnings()
         try:
             run = Run.open(order["folder"])
             if run.recorded_status != "waiting":

@@ -230,7 +230,7 @@ def _record_failure(run: Run, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
         if run.recorded_status not in ("waiting", "running"):
             error.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
-        elif run.provenance_json.exists():
+        elif run.config_yaml.exists():
             run.set_status("interrupted")
             error.add_note(f"to resume: {how_to_resume(run.path)}")
         else:

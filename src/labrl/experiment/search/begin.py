@@ -25,7 +25,6 @@ from labrl.envs.games import check_environment
 from labrl.envs.make import info_keys
 from labrl.errors import InputError, LabrlError, install_command
 from labrl.experiment.again import swept_keys
-from labrl.experiment.grid import check_folders
 from labrl.experiment.job import Job, trial_folder
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
@@ -96,7 +95,6 @@ def search(
     plan = _plan(asked, base, space, settings, plain["env"])
     need = _limit_launcher(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
     folder_of = partial(trial_folder, copy.deepcopy(cfg))
-    check_folders({number: folder_of(number) for number in range(min(plan.total, 2))})
     job.folder = path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = Experiment(path).marker.exists()
     facts: dict[str, Any] = {

@@ -13,8 +13,7 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.seeding import derived_seed
-from labrl.session.callbacks import search as callbacks
 from labrl.session.callbacks.search import write_answer
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
@@ -96,8 +94,7 @@ class Search(RetryingQueue):
         errors of the study's storage after all trials have been saved and ended.
         """
         interruption = self._interruption
-        signals = interruption if launcher.traits.apart else nullcontext()
-        with launcher, signals, self._answering_here(launcher):
+        with launcher, interruption:
             run_queue(self, launcher, interruption)
             self.record()
             if interruption.requested:
@@ -118,7 +115,7 @@ class Search(RetryingQueue):
             return None
         return Task(
             number=one.number,
-            overrides=[*self.recipe.overrides(one.params, one.seed), *self.recipe.place(one.folder)],
+            overrides=self.recipe.overrides(one.params, one.seed),
             folder=one.folder,
             need=self._need,
             reports_to=self.experiment.path,
@@ -230,7 +227,7 @@ class Search(RetryingQueue):
         tasks = [
             Task(
                 number=number,
-                overrides=[*overrides, *self.recipe.place(home / name)],
+                overrides=overrides,
                 folder=home / name,
                 need=self._need,
                 log=TRIAL_LOG,
@@ -257,25 +254,6 @@ class Search(RetryingQueue):
         if last not in (frame, -1):
             write_answer(session, last, self.study.report(number, session.parent))
         self._seen[session] = now, last
-
-    @contextlib.contextmanager
-    def _answering_here(self, launcher: TrialLauncher) -> Iterator[None]:
-        """Context manager: if sessions run in this process, answer them directly, because `tick` is not
-        called meanwhile."""
-
-        def answer(session: Path) -> None:
-            try:
-                folder, trials = session.parent, self.study.trials()
-                number = next(one.number for one in trials if self.study.folder_of(one) == folder)
-                self._answer(number, session)
-            except Exception as error:  # must not end the session, whose state is saved
-                self._broken = self._broken or error
-
-        callbacks.answer_here = None if launcher.traits.apart else answer
-        try:
-            yield
-        finally:
-            callbacks.answer_here = None
 
     def record_of(self, trial: FrozenTrial) -> TrialRecord:
         """Return the entry of a trial for `experiment.json`."""

@@ -197,10 +197,6 @@ class Recipe:
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
         return [*named, *overrides]
 
-    def place(self, folder: Path) -> list[str]:
-        """Return the overrides that give a trial its run folder."""
-        return [f"hydra.sweep.dir={quoted(str(folder.parent))}", f"hydra.sweep.subdir={quoted(folder.name)}"]
-
     def command(self, params: Mapping[str, Any]) -> str:
         """Return the shell command of the trial with the values `params`."""
         where = ["--config-dir", self.config_dir] if self.config_dir else []

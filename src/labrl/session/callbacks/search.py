@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from labrl.run.atomic import write_atomic
@@ -28,10 +27,6 @@ _WAITS = (0.005, 0.1)
 """Shortest and longest time between two checks for an answer, in seconds."""
 
 _log = logging.getLogger(__name__)
-
-answer_here: Callable[[Path], None] | None = None
-"""Function that writes the answer for the session in a given folder; None unless the search runs in this
-process."""
 
 
 def write_answer(session: Path, frame: int, stop: bool) -> None:
@@ -58,10 +53,6 @@ class ReportToSearch(Callback):
         if table != "eval" or self._lost:
             return
         folder, frame = session.folder.path, int(row["frame"])
-        if answer_here is not None:
-            answer_here(folder)
-            self.gives_up = bool(self._answer(folder, frame))
-            return
         pause, until = _WAITS[0], time.monotonic() + PATIENCE
         while (stop := self._answer(folder, frame)) is None:
             if session.stopping():  # a resume reports the same row again
