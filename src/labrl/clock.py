@@ -95,7 +95,7 @@ class PhaseTimers:
     """Timers for the phases of a session's loop."""
 
     def __init__(self) -> None:
-        self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0}
+        self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0, "check": 0.0}
         """Seconds by phase since the start of the session, including those before a resume."""
         self.now = time.perf_counter()
         """Time at which the last phase ended, as measured by `time.perf_counter`."""

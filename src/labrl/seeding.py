@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import secrets
+import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +42,21 @@ def session_seed(seed: int, session: int) -> int:
 def episode_seed(seed: int, env: int, episode: int) -> int:
     """Return the seed of the episode with index `episode` in environment `env` of a session with `seed`."""
     return derived_seed(seed, "episode", env, episode)
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Context manager: put the global generators of Python, NumPy and torch back to their states at the end,
+    because code of users may draw from them."""
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if torch is not None:
+            torch.set_rng_state(states[2])
 
 
 class Streams:

@@ -22,6 +22,10 @@ ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 """Names of two inputs of a goal environment: the goal that was achieved, and the goal to pursue."""
 
 
+ARRAYS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+"""Spaces whose elements are a single array or number."""
+
+
 class Goals(Protocol):
     """Computes the rewards of an environment for arbitrary goals."""
 
@@ -76,6 +80,27 @@ def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
     if choices_of(one) != choices_of(other):
         return False
     return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
+
+
+def why_unsupported(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> str:
+    """Return why labrl does not support environments with these spaces; an empty string if it does."""
+    inputs = (
+        observation_space.spaces
+        if isinstance(observation_space, gym.spaces.Dict)
+        else {"": observation_space}
+    )
+    arrays = "one array or number (Box, Discrete, MultiDiscrete, MultiBinary)"
+    for name, space in inputs.items():
+        if not isinstance(space, ARRAYS):
+            place = f" at {name}" if name else ""
+            return f"its observations{place} are {space}, but must be {arrays}, or a Dict or Tuple of these"
+    if not inputs:
+        return f"its observations are empty: {observation_space}"
+    if not isinstance(action_space, ARRAYS):
+        return f"its actions are {action_space}, but must be {arrays}"
+    if 0 in (action_space.shape or ()):
+        return f"its action space {action_space} is empty, but an action must have at least one number"
+    return ""
 
 
 def same_actions(one: gym.Space[Any], other: gym.Space[Any]) -> bool:

@@ -15,7 +15,6 @@ from labrl.component import Component
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.gym import GymnasiumEnv
 from labrl.envs.make import make_env
-from labrl.envs.probe import known_probe
 from labrl.envs.vector import VectorEnv
 
 IDS = ["CartPole-v1", "CartPole-v0", "MountainCar-v0", "Pendulum-v1", "Acrobot-v1"]
@@ -134,4 +133,3 @@ def test_questions_before_a_run_make_no_environment_of_gymnasium() -> None:
     assert GymnasiumEnv.spaces(config)[1].n == 2
     assert GymnasiumEnv.repeats(config) == "always"
     assert (GymnasiumEnv.gives_masks(config), GymnasiumEnv.describe_masks(config)) == (False, "")
-    assert known_probe(config) is None

@@ -34,8 +34,8 @@ import labrl
 import labrl.envs.gym
 import labrl.envs.workers
 from labrl.component import Component
+from labrl.envs.description import description_of
 from labrl.envs.make import describe, make_env
-from labrl.envs.probe import probe_of
 from labrl.envs.single import EnvFactory
 from labrl.envs.workers import EnvironmentLostError
 from labrl.errors import Code, install_command
@@ -181,11 +181,11 @@ def test_worker_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"])
 def test_repeatable_environment_is_not_marked_history_dependent(id: str) -> None:
-    assert probe_of(gymnasium_env(id).config).repeats == "always"
+    assert description_of(gymnasium_env(id).config).repeats == "always"
 
 
 def test_history_dependent_environment_is_recreated_for_each_episode() -> None:
-    assert probe_of(own_env(Remembers).config).repeats == "if new"
+    assert description_of(own_env(Remembers).config).repeats == "if new"
     env = make_env(own_env(Remembers, max_episode_steps=4), seed=0, num_threads=1, num_envs=2)
     env.reset()
     steps = play(env, constant(1, 0), 8)
@@ -199,7 +199,7 @@ def test_history_dependent_environment_is_recreated_for_each_episode() -> None:
 
 def test_bipedal_walker_is_recreated_for_each_episode() -> None:
     pytest.importorskip("Box2D")
-    assert probe_of(gymnasium_env("BipedalWalker-v3").config).repeats == "if new"
+    assert description_of(gymnasium_env("BipedalWalker-v3").config).repeats == "if new"
     # Its second episode must equal that of an environment that has not been used before.
     short = gymnasium_env("BipedalWalker-v3", max_episode_steps=20)
     env = make_env(short, seed=5, num_threads=1, num_envs=2)

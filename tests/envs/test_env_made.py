@@ -16,11 +16,12 @@ from pictures_env import Drawn
 import labrl
 from labrl.cli import main
 from labrl.envs.make import describe, gives_masks, goals_of, make_env
-from labrl.envs.probe import close_spares, keeping_spares
 from labrl.errors import DONE
 from labrl.trial.baseline import ensure_baseline
 
 NUM_ENVS = 3
+COMPARED = 2
+"""Number of environments that are compared before a run, if they repeat episodes."""
 
 
 def note(log: str, event: str) -> None:
@@ -71,7 +72,7 @@ def overrides(log: Path, folder: Path, *more: str) -> list[str]:
         *("env=gymnasium", "env.id=null", "env.name=counted", "+env.make._target_=test_env_made.Counted"),
         *(f"+env.make.log={log}", f"env.num_envs={NUM_ENVS}", "env.max_frame=600", "agent=ppo"),
         *("agent.horizon=100", "agent.batch_size=300", "meta.eval_frequency=300"),
-        *(f"hydra.run.dir={folder}", *more),
+        *(f"hydra.run.dir={folder}", "env.check=false", *more),
     ]
 
 
@@ -81,22 +82,39 @@ def overrides(log: Path, folder: Path, *more: str) -> list[str]:
 def test_trial_creates_one_more_environment_for_its_videos(masked: bool, log: Path, tmp_path: Path) -> None:
     run = labrl.train(overrides(log, tmp_path / "run", f"+env.make.masked={str(masked).lower()}")).folder
     assert len(list((run / "session_0" / "videos").iterdir())) == 2
-    assert count(log, "made") == NUM_ENVS + 1
-    assert count(log, "closed") == NUM_ENVS + 1
+    assert count(log, "made") == count(log, "closed") == 1 + NUM_ENVS + 1
+
+
+@pytest.mark.uses_videos
+@pytest.mark.parametrize("masked", [False, True])
+def test_without_check_one_environment_exists_besides_those_of_the_run(
+    masked: bool, log: Path, tmp_path: Path
+) -> None:
+    labrl.train(overrides(log, tmp_path / "run", f"+env.make.masked={str(masked).lower()}"))
+    events = [line.partition(" ")[0] for line in log.read_text().splitlines()]
+    assert events == ["made", "closed", *["made"] * NUM_ENVS, *["closed"] * NUM_ENVS, "made", "closed"]
+
+
+def test_checked_trial_compares_two_environments_and_closes_them(log: Path, tmp_path: Path) -> None:
+    labrl.train(overrides(log, tmp_path / "run", "meta.videos=false", "env.check=true"))
+    events = [line.partition(" ")[0] for line in log.read_text().splitlines()]
+    assert events[: 2 * COMPARED] == [*["made"] * COMPARED, *["closed"] * COMPARED]
+    assert count(log, "made") == count(log, "closed") > COMPARED + NUM_ENVS  # some repeat an episode
 
 
 @pytest.mark.extended
 def test_resume_creates_no_extra_environments(log: Path, tmp_path: Path) -> None:
     run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
+    before = count(log, "made")
     labrl.train([f"+resume={run}", "env.max_frame=900"])
-    assert count(log, "made") == count(log, "closed") == 2 * NUM_ENVS
+    assert count(log, "made") == count(log, "closed") == before + NUM_ENVS
 
 
 def test_session_processes_create_theirs_after_the_first_is_closed(log: Path, tmp_path: Path) -> None:
     labrl.train(overrides(log, tmp_path / "run", "meta.videos=false", "meta.max_session=2"))
     lines = log.read_text().splitlines()
     assert lines[:2] == [f"made {os.getpid()}", f"closed {os.getpid()}"]
-    assert count(log, "made") == count(log, "closed") == 2 * NUM_ENVS + 1
+    assert count(log, "made") == count(log, "closed") == 1 + 2 * (1 + NUM_ENVS)
 
 
 @pytest.mark.extended
@@ -125,21 +143,10 @@ def test_known_properties_do_not_create_an_environment_again(log: Path) -> None:
     assert gives_masks(env)
     describe(env)
     assert gives_masks(env)
-    assert count(log, "made") == count(log, "closed") == 1
+    assert count(log, "made") == count(log, "closed") == COMPARED
     for _ in range(2):
         make_env(env, seed=0, num_threads=1, num_envs=NUM_ENVS).close()
-    assert count(log, "made") == count(log, "closed") == 1 + 2 * NUM_ENVS
-
-
-def test_spare_environment_is_closed_if_no_session_takes_it(log: Path) -> None:
-    with keeping_spares():
-        describe(own_env(Counted, {"log": str(log)}))
-        assert count(log, "closed") == 0
-        close_spares()
-        assert count(log, "closed") == 1
-    with keeping_spares():
-        describe(own_env(Counted, {"log": str(log), "masked": True}))
-    assert count(log, "made") == count(log, "closed") == 2
+    assert count(log, "made") == count(log, "closed") == COMPARED + 2 * NUM_ENVS
 
 
 def test_used_environment_is_not_reused_if_history_dependent(log: Path) -> None:
@@ -152,14 +159,16 @@ def test_used_environment_is_not_reused_if_history_dependent(log: Path) -> None:
 class CountedBits(BitFlip):
     def __init__(self, log: str) -> None:
         super().__init__()
+        self._log = log
         note(log, "made")
 
+    def close(self) -> None:
+        note(self._log, "closed")
 
-def test_goals_are_read_without_creating_another_environment(log: Path) -> None:
+
+def test_environment_of_goals_is_closed_after_the_check(log: Path) -> None:
     component = own_env(CountedBits, {"log": str(log)})
-    with keeping_spares():
-        goals = goals_of(component, describe(component)[0])
-        assert goals is not None
-        goals.check()
-        make_env(component, seed=0, num_threads=1, num_envs=2).close()
-    assert count(log, "made") == 2
+    goals = goals_of(component, describe(component)[0])
+    assert goals is not None
+    goals.check()
+    assert count(log, "made") == count(log, "closed") == COMPARED + 1

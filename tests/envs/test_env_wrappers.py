@@ -20,8 +20,8 @@ from env_cases import (
 from refusals import refused
 
 from labrl.config.compose import compose, resolve
+from labrl.envs.description import description_of
 from labrl.envs.make import describe, make_env
-from labrl.envs.probe import probe_of
 
 STACK = {"_target_": "gymnasium.wrappers.FrameStackObservation", "stack_size": 3}
 TARGET = "env.wrappers[0]._target_"
@@ -97,8 +97,8 @@ def test_step_limit_counts_the_steps_of_the_agent(cls: str) -> None:
 
 def test_wrapper_that_remembers_is_found_out() -> None:
     counting = gymnasium_env("CartPole-v1", wrappers=[{"_target_": "test_env_wrappers.Counts"}])
-    assert probe_of(gymnasium_env("CartPole-v1", wrappers=[STACK]).config).repeats == "always"
-    assert probe_of(counting.config).repeats == "if new"
+    assert description_of(gymnasium_env("CartPole-v1", wrappers=[STACK]).config).repeats == "always"
+    assert description_of(counting.config).repeats == "if new"
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,6 @@ def test_crash_state_is_saved_only_on_request_and_not_among_checkpoints(on_crash
 @pytest.mark.extended
 def test_result_contains_the_seconds_of_each_phase() -> None:
     session = labrl.train([*SMALL, "hydra.run.dir=one"]).sessions[0]
-    assert set(session.phases) == {"act", "env", "learn", "callbacks"}
+    assert set(session.phases) == {"act", "env", "learn", "callbacks", "check"}
     assert 0 < sum(session.phases.values()) <= session.wall * 1.01
     assert json.loads(Path("one/session_0/result.json").read_text())["phases"] == session.phases

@@ -168,7 +168,7 @@ def test_sessions_of_a_trial_have_different_seeds(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_timers_cover_each_part_of_the_loop(tmp_path: Path) -> None:
     session = run(config_of(CARTPOLE), tmp_path / "run")
-    assert set(session.timers.seconds) == {"act", "env", "learn", "callbacks"}
+    assert set(session.timers.seconds) == {"act", "env", "learn", "callbacks", "check"}
     assert 0 < sum(session.timers.seconds.values()) <= session.clock.wall * 1.01
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from labrl.processes.secrets import redact
 from labrl.run.signature import cache_folder
 
-UNDECIDING = ("num_envs", "max_frame", "name", "vectorization", "info_keys", "restarts")
+UNDECIDING = ("check", "num_envs", "max_frame", "name", "vectorization", "info_keys", "restarts")
 """Keys of `env` that do not affect the return of a random policy."""
 
 

@@ -31,7 +31,10 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 RATE = "agent.lr.rate"
 """Key of an adapted learning rate. The rate is part of the state, so a new value applies after a resume."""
 
-OF_COMPONENTS = {RATE: Traits(resume=True), "env.restarts": Traits(resume=True, same_group=True, score=False)}
+OF_COMPONENTS = {
+    RATE: Traits(resume=True),
+    **dict.fromkeys(("env.check", "env.restarts"), Traits(resume=True, same_group=True, score=False)),
+}
 """Traits of keys below a component. The key alone does not determine the component's class."""
 
 

@@ -53,7 +53,6 @@ class CheckedEnv:
         make: MakeEnv,
         name: str,
         number: int = 0,
-        env: gymnasium.Env[Any, Any] | None = None,
         *,
         masked: bool | None = None,
         wanted: bool = False,
@@ -62,17 +61,17 @@ class CheckedEnv:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """make: function that makes the environment; name, number: the environment's name, and its index in
-        the session, for messages; env: an environment that was already made; masked: whether the probe
-        received a mask from an environment with the same configuration, None in the probe itself, which
-        receives infos unchanged; wanted: whether the run would use masks; numbers: names of the numbers to
-        keep from the infos of steps; renew: whether to make a new environment for every episode, because a
-        seeded reset depends on earlier episodes; options: argument `options` of every reset."""
-        self.env = make() if env is None else env
+        the session, for messages; masked: whether environments of this configuration provide masks, None if
+        this is to be found out, with infos that are passed on unchanged; wanted: whether the run would use
+        masks; numbers: names of the numbers to keep from the infos of steps; renew: whether to make a new
+        environment for every episode, because a seeded reset depends on earlier episodes; options: argument
+        `options` of every reset."""
+        self.env = make()
         self._make, self._name, self._number = make, name, number
-        self._is_probe, self._must_lack_mask = masked is None, wanted and masked is False
+        self._passes_infos, self._must_lack_mask = masked is None, wanted and masked is False
         self._numbers, self._renews, self._options = numbers, renew, options
         self._space, actions = self.env.observation_space, self.env.action_space
-        plain = isinstance(self._space, Box) and not numbers and not self._is_probe
+        plain = isinstance(self._space, Box) and not numbers and not self._passes_infos
         self._plain_shape, self._dtype = self._space.shape if plain else None, self._space.dtype
         """Shape and dtype of observations that need no further check. Shape None: each observation is checked
         further."""
@@ -201,7 +200,7 @@ class CheckedEnv:
             self._refuse(f"its info is {shorten(info)}, but must be a dict")
         try:
             check_observation(self._space, observation)
-            if self._is_probe:
+            if self._passes_infos:
                 return info
             if self._must_lack_mask and KEY in info:
                 raise ValueError(LATE)

@@ -27,7 +27,7 @@ TOLERANCE = 1e-3
 
 
 class GoalEnv:
-    """Compute rewards for goals with an environment that is lent, or that is made at the first use.
+    """Compute rewards for goals with an environment that is made at the first use.
 
     The environment needs `compute_reward(achieved_goal, desired_goal, info)` and may have
     `compute_terminated(achieved_goal, desired_goal, info)`, as in Gymnasium-Robotics' `GoalEnv`. Both must
@@ -35,18 +35,11 @@ class GoalEnv:
     goals.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], gymnasium.Env[Any, Any]],
-        space: Space[Any],
-        name: str,
-        lend: Callable[[], gymnasium.Env[Any, Any] | None] = lambda: None,
-    ) -> None:
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], space: Space[Any], name: str) -> None:
         """make: function that makes an environment; space, name: the environment's observation space and
-        name; lend: function that returns an environment to use instead, which its owner closes, or None."""
-        self._make, self._space, self._name, self._lend = make, space, name, lend
+        name."""
+        self._make, self._space, self._name = make, space, name
         self._env: gymnasium.Env[Any, Any] | None = None
-        self._is_lent = False
         self._ways: dict[str, Callable[[str, NDArray, NDArray], NDArray[np.float64]]] = {}
         """The function that calls each method, `_batch` or `_singly`, by the method's name."""
 
@@ -56,31 +49,32 @@ class GoalEnv:
         If only some rewards differ, log a warning, because a reward may have a rare part that depends on no
         goal.
         """
-        if self._method("compute_reward") is None:
-            why = "needs a method compute_reward(achieved_goal, desired_goal, info)"
-            raise self._refused(why, "add the method")
-        achieved, desired = self._space[ACHIEVED], self._space[DESIRED]  # type: ignore[index]
-        if not alike(achieved, desired):
-            why = f"needs goals of one kind, but {ACHIEVED} is {achieved} and {DESIRED} is {desired}"
-            raise self._refused(why, "make them alike in a wrapper")
-        reached, pursued, rewards, ends = self._steps
-        for method, given in (("compute_reward", rewards), ("compute_terminated", ends)):
-            if self._method(method) is None:
-                continue
-            computed = self._asked(method, reached, pursued)
-            differ = ~_close(computed, given)
-            if not differ.any():
-                continue
-            row = int(differ.argmax())
-            what = (
-                f"needs {method} to return what step() returns, but in {np.count_nonzero(differ)} of "
-                f"{len(given)} steps they differ ({computed[row]:g} and {given[row]:g} in step {row + 1})"
-            )
-            remedy = "make both return the same value with all wrappers applied "
-            remedy += f"(labrl calls {method} with info={{}})"
-            if differ.all():
-                raise self._refused(what, remedy)
-            _log.warning("%s", self._refused(what, remedy))
+        with contextlib.closing(self):
+            if self._method("compute_reward") is None:
+                why = "needs a method compute_reward(achieved_goal, desired_goal, info)"
+                raise self._refused(why, "add the method")
+            achieved, desired = self._space[ACHIEVED], self._space[DESIRED]  # type: ignore[index]
+            if not alike(achieved, desired):
+                why = f"needs goals of one kind, but {ACHIEVED} is {achieved} and {DESIRED} is {desired}"
+                raise self._refused(why, "make them alike in a wrapper")
+            reached, pursued, rewards, ends = self._steps
+            for method, given in (("compute_reward", rewards), ("compute_terminated", ends)):
+                if self._method(method) is None:
+                    continue
+                computed = self._asked(method, reached, pursued)
+                differ = ~_close(computed, given)
+                if not differ.any():
+                    continue
+                row = int(differ.argmax())
+                what = (
+                    f"needs {method} to return what step() returns, but in {np.count_nonzero(differ)} of "
+                    f"{len(given)} steps they differ ({computed[row]:g} and {given[row]:g} in step {row + 1})"
+                )
+                remedy = "make both return the same value with all wrappers applied "
+                remedy += f"(labrl calls {method} with info={{}})"
+                if differ.all():
+                    raise self._refused(what, remedy)
+                _log.warning("%s", self._refused(what, remedy))
 
     def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
         """Return the reward of achieving `achieved` when the goal is `desired`. [n, *goal] each -> [n]"""
@@ -96,10 +90,11 @@ class GoalEnv:
         return self._asked("compute_terminated", achieved, desired).astype(np.bool_)
 
     def close(self) -> None:
-        """Close the environment, unless it was lent."""
-        if self._env is not None and not self._is_lent:
-            self._env.close()
-        self._env = None
+        """Close the environment. It is made again if needed."""
+        env, self._env = self._env, None
+        if env is not None:
+            with contextlib.suppress(Exception):  # does not affect the results of the run
+                env.close()
 
     def _refused(self, why: str, remedy: str) -> InputError:
         text = f"hindsight in env.name={self._name} {why}"
@@ -107,8 +102,7 @@ class GoalEnv:
 
     def _own(self) -> gymnasium.Env[Any, Any]:
         if self._env is None:
-            lent = self._lend()
-            self._env, self._is_lent = self._make() if lent is None else lent, lent is not None
+            self._env = self._make()
         return self._env
 
     def _method(self, name: str) -> Any:

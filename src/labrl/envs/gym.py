@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from labrl.envs.checked import CheckedEnv
 from labrl.envs.classic import ClassicControl, task_of
+from labrl.envs.description import Description, description_of
 from labrl.envs.goals import GoalEnv
 from labrl.envs.masks import KEY, OBSERVATION, choices, without_mask
-from labrl.envs.probe import EnvProbe, known_probe, probe_of, probing
 from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.envs.vector import ENDLESS
@@ -46,22 +46,19 @@ class GymnasiumEnv(Backend):
         num_envs: int,
         num_threads: int,
         evaluation: bool = False,
-        known: EnvProbe | None = None,
+        known: Description | None = None,
     ) -> None:
-        """known: properties of the environments; None: making an environment determines them."""
+        """known: properties of the environments; None: making environments determines them."""
         self.name, self.num_envs, self.frame_skip = config.name, num_envs, 1
         self.workers: Workers | None = None
         """Processes of the environments; None if they are stepped in this process."""
         self.envs: list[CheckedEnv] = []
         """Environments that are stepped one after the other in this process."""
         # Without a limit, the evaluation of a policy that is stuck would never end.
-        factory, probe = (
-            EnvFactory(config, LONGEST_EVALUATION if evaluation else None),
-            known or probe_of(config),
-        )
-        factory.spaces = given, self.action_space = probe.observation_space, probe.action_space
-        self.masked, self.checks_bounds = probe.masked, probe.checks_bounds
-        renew = config.fresh_env_per_episode or probe.repeats == "if new"
+        factory = EnvFactory(config, LONGEST_EVALUATION if evaluation else None)
+        known = known or description_of(config)
+        factory.spaces = given, self.action_space = known.observation_space, known.action_space
+        self.masked, self.checks_bounds = known.masked, known.checks_bounds
         make: Callable[..., CheckedEnv] = partial(
             CheckedEnv,
             factory,
@@ -69,17 +66,14 @@ class GymnasiumEnv(Backend):
             masked=self.masked,
             wanted=config.action_mask,
             numbers=tuple(config.info_keys or ()),
-            renew=renew,
+            renew=config.fresh_env_per_episode or known.repeats == "if new",
             options=config.reset_options,
         )
         if config.vectorization == "async":
             makes = [partial(make, number) for number in range(num_envs)]
             self.workers = Workers(makes, num_threads, config.restarts, config.name)
         else:
-            ready = None if renew or known is not None else probe.take()
-            self.envs += [] if ready is None else [make(0, factory.limit(ready))]
-            self.envs += [make(number) for number in range(len(self.envs), num_envs)]
-        probe.close()
+            self.envs += [make(number) for number in range(num_envs)]
         own_space = without_mask(given, self.action_space)
         self.observation_space: Space[Any] = flat_space(own_space)
         self._dtype = array_dtype(self.observation_space)
@@ -120,25 +114,18 @@ class GymnasiumEnv(Backend):
         """Return one environment's observation and action spaces. Raises InputError if it cannot be made."""
         if (classic := cls.faster(config, 1)) is not None:
             return classic.observation_space, classic.action_space
-        with probing(config) as probe:
-            given, actions = probe.observation_space, probe.action_space
-        return flat_space(without_mask(given, actions)), actions
+        known = description_of(config)
+        return flat_space(without_mask(known.observation_space, known.action_space)), known.action_space
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
-        if not cls._may_give_masks(config):
-            return False
-        with probing(config) as probe:
-            return probe.masked
+        return cls._may_give_masks(config) and description_of(config).masked
 
     @classmethod
     def describe_masks(cls, config: GymnasiumConfig) -> str:
         """Return a line on the masks of the environment; empty if it has none, or for other actions."""
-        if not cls._may_give_masks(config):
-            return ""
-        with probing(config) as probe:
-            return probe.describe_masks()
+        return description_of(config).describe_masks() if cls._may_give_masks(config) else ""
 
     @classmethod
     def _may_give_masks(cls, config: GymnasiumConfig) -> bool:
@@ -147,19 +134,19 @@ class GymnasiumEnv(Backend):
     @classmethod
     def repeats(cls, config: GymnasiumConfig) -> Repeats:
         """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
-        if config.fresh_env_per_episode is not None or cls.faster(config, 1) is not None:
-            return "always"
-        with probing(config) as probe:
-            return probe.repeats
+        return "always" if cls.faster(config, 1) is not None else description_of(config).repeats
+
+    @classmethod
+    def is_checked(cls, config: GymnasiumConfig) -> bool:
+        """Return whether episodes are also checked during the run."""
+        return config.check and cls.faster(config, 1) is None
 
     @classmethod
     def make_goals(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
         """Return an object that computes rewards for other goals; None if observations contain no goals."""
         if not (isinstance(space, Dict) and {ACHIEVED, DESIRED} <= space.spaces.keys()):
             return None
-        known = known_probe(config)
-        lend = {} if known is None else {"lend": known.lend}
-        return GoalEnv(EnvFactory(config), space, config.name, **lend)
+        return GoalEnv(EnvFactory(config), space, config.name)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""

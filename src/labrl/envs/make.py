@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Space
 
 from labrl.component import Component
 from labrl.config.schema import EnvironmentConfig
@@ -17,11 +17,8 @@ from labrl.envs.info import EpisodeNumbers
 from labrl.envs.protocol import Backend, Watched
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
-from labrl.spaces import Goals
+from labrl.spaces import Goals, why_unsupported
 from labrl.types import Reduction
-
-ARRAYS = (Box, Discrete, MultiDiscrete, MultiBinary)
-"""Spaces whose elements are a single array or number."""
 
 
 def make_env(
@@ -95,24 +92,10 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
         vector = make_env(env, seed=0, num_threads=1, num_envs=1)
         vector.close()
         known = vector.observation_space, vector.action_space
-    observation_space, action_space = known
-    inputs = observation_space.spaces if isinstance(observation_space, Dict) else {"": observation_space}
-    arrays = "one array or number (Box, Discrete, MultiDiscrete, MultiBinary)"
-    why = ""
-    for name, space in inputs.items():
-        if not isinstance(space, ARRAYS):
-            place = f" at {name}" if name else ""
-            why = f"its observations{place} are {space}, but must be {arrays}, or a Dict or Tuple of these"
-    if not inputs:
-        why = f"its observations are empty: {observation_space}"
-    if not isinstance(action_space, ARRAYS):
-        why = f"its actions are {action_space}, but must be {arrays}"
-    elif 0 in (action_space.shape or ()):
-        why = f"its action space {action_space} is empty, but an action must have at least one number"
-    if why:
+    if why := why_unsupported(*known):
         fix = "Convert them with a wrapper (env.wrappers)"
         raise InputError.about(f"env.name={env.config.name}", why, fix, code="unsupported", key="env")
-    return observation_space, action_space
+    return known
 
 
 def watch(env: Component) -> Watched:

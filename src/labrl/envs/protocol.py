@@ -12,9 +12,26 @@ from numpy.typing import NDArray
 
 from labrl.spaces import Goals
 
-Repeats = Literal["always", "if new", "never"]
+Repeats = Literal["always", "if new", "unseeded", "alone", "never"]
 """When the seed of a reset and the actions determine an episode. `always`: regardless of earlier episodes;
-`if new`: only in a new environment, so that each episode needs a new one."""
+`if new`: only in a new environment, so that each episode needs a new one; `unseeded`: only in a new one, but
+the seed has no effect; `alone`: only while no other environment is used; `never`: not even then."""
+
+UNREPEATABLE: dict[Repeats, str] = {
+    "unseeded": "the seed of a reset has no effect, but every episode of an environment differs",
+    "alone": "environments that are used in turn change each other's random numbers",
+    "never": "even a new environment does not repeat an episode from its seed and actions",
+}
+"""Why runs in environments cannot be repeated, as a part of `unrepeatable`."""
+
+
+def unrepeatable(why: str) -> str:
+    """Return a line that says why runs are not reproducible because of their environment."""
+    return (
+        f"env: {why}, so runs are not reproducible. Draw random numbers only from self.np_random, which "
+        "reset(seed=...) seeds, and keep nothing from earlier episodes (env.check=false switches this check "
+        "off)"
+    )
 
 
 class Transition(NamedTuple):
@@ -122,6 +139,12 @@ class Backend(ABC):
     def repeats(cls, config: Any) -> Repeats:
         """Return, before a run, when a seed and actions determine an episode of the environment."""
         return "always"
+
+    @classmethod
+    def is_checked(cls, config: Any) -> bool:
+        """Return whether some training episodes are also played in a new environment, during the run, to see
+        whether seed and actions repeat them."""
+        return False
 
     @classmethod
     def make_goals(cls, config: Any, space: Space[Any]) -> Goals | None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from labrl.component import accepted_settings, load_target
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
+from labrl.envs.description import description_of
 from labrl.envs.gym import GymnasiumEnv
-from labrl.envs.probe import known_probe
 from labrl.envs.protocol import Backend, Transition, Watched
 from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.errors import InputError
@@ -87,7 +87,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         with warnings.catch_warnings():  # labrl, and not the user, asks for a render mode that may not exist
             warnings.filterwarnings("ignore", ".*render_mode", module="gymnasium")
             # Known properties of the environments of the run also hold for this one.
-            known = known_probe(config)
+            known = description_of(config)
             super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
         self._factory = EnvFactory(config)
         drawn = self.envs[0].env

@@ -81,7 +81,12 @@ class GymnasiumConfig(EnvironmentConfig):
     """Argument `options` of every `reset`; null: none."""
     fresh_env_per_episode: bool | None
     """Whether to make a new environment for every episode, which is needed if a seeded reset depends on
-    earlier episodes; null: labrl finds out by playing a few short episodes before the run."""
+    earlier episodes; null: `check` finds out before the run."""
+    check: Watches[bool]
+    """Whether labrl compares short episodes in a second environment before the run, and a few training
+    episodes in a new environment during the run, to find out whether seed and actions repeat them. The
+    numbers of a run do not depend on it, unless episodes depend on earlier ones. false: no second environment
+    is needed, and nothing is found out."""
     action_mask: bool
     """Whether agents that support masks take only valid actions. The environment provides the mask as
     `info["action_mask"]` or as the entry `action_mask` of a dict observation."""

@@ -70,7 +70,8 @@ class SessionResult:
     networks: dict[str, int] = field(default_factory=dict)
     """Number of learned parameters of each network of the agent, by name."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Duration of each phase of the training in seconds: act, env, learn, callbacks."""
+    """Duration of each phase of the training in seconds: act, env, learn, callbacks, check (of
+    whether episodes repeat)."""
     stop: dict[str, Any] | None = None
     """Limit that ended a finished session before its budget, as a dict: `key`, `limit`, `value` (which
     reached the limit) and the sentence `why`; None if the session used up its budget."""
@@ -131,6 +132,16 @@ class RunSession:
     def index(self) -> int:
         """Index of the session in its trial."""
         return int(self.path.name.removeprefix("session_"))
+
+    @property
+    def inexact(self) -> list[str]:
+        """Configuration keys that make the run irreproducible, as its `run.json` contains them."""
+        return [] if self._run is None else list(self._run.read_info().get("inexact", []))
+
+    def add_inexact(self, key: str) -> None:
+        """Record in `run.json` that a configuration key makes the run irreproducible."""
+        if self._run is not None:
+            self._run.update(inexact=list(dict.fromkeys([*self.inexact, key])))
 
     def lock(self) -> FolderLock:
         """Return the lock that the session's own process holds, because this process may outlive the process

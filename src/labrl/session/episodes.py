@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.envs.protocol import Backend, action_dtype
+from labrl.errors import EnvironmentFailedError
 from labrl.processes.secrets import redact
 from labrl.run.episodes import RecordedEpisode, Source, checksum
 from labrl.step import Episode
@@ -51,6 +53,43 @@ class Played(NamedTuple):
             number=episode.index,
             env=redact(env),
         )
+
+
+def replayed(episode: RecordedEpisode, env: Backend, look: Callable[[int], object]) -> str | None:
+    """Play an episode back. Return how it differs from the record; None if it does not.
+
+    look: function that is called before the first action and after each action, with the number of actions;
+    if it returns True, playback ends unchecked. Raises EnvironmentFailedError if the environment cannot be
+    reset.
+    """
+    total, steps, over = 0.0, 0, False
+    try:
+        observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
+    except (Exception, SystemExit) as error:  # An environment may fail in any way.
+        why = f"its reset failed: {type(error).__name__}: {error}"
+        raise EnvironmentFailedError.about(env.name, why, key="env") from error
+    if look(steps) is True:
+        return None
+    for action in episode.actions.astype(action_dtype(env.action_space)):
+        if over:
+            break
+        try:
+            transition = env.step(action[None])
+        except (Exception, SystemExit) as error:
+            return f"step {steps + 1} failed: {type(error).__name__}: {error}"
+        observation, over = transition.observation, bool((transition.ended | transition.truncated)[0])
+        total += float(transition.reward[0])
+        steps += 1
+        if look(steps) is True:
+            return None
+    if steps != episode.length or not over:
+        ended = f"it ended after {steps} steps" if over else f"it had not ended after {steps} steps"
+        return f"{ended}, but the recorded episode ended after {episode.length}"
+    if total != episode.episode_return:
+        return f"its return is {total:g}, but the recorded return is {episode.episode_return:g}"
+    if checksum(observation[0]) != episode.final_observation:
+        return "its last observation differs from the record"
+    return None
 
 
 class Highlights:

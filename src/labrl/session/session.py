@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.record import RecordEpisodes
+from labrl.session.callbacks.repeats import CheckRepeats
 from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Played
 from labrl.session.interruption import Interruption
@@ -94,9 +95,13 @@ class Session:
             if ranks.rank == 0:
                 built = build_callbacks(config, compute.workspace, ranks.size)
                 self.callbacks, self.evaluate, self.checkpoint = built
-            recorders = [one for one in self.callbacks if isinstance(one, RecordEpisodes)]
-            self.highlights = recorders[0].highlights if recorders and not meta.rigorous_eval else None
-            """Best and latest training episode; None if training episodes are not recorded."""
+            self.watchers: list[Callable[[Played], None]] = []
+            """Functions that receive each training episode when it has ended."""
+            for callback in self.callbacks:
+                if isinstance(callback, CheckRepeats):
+                    self.watchers.append(callback.take)
+                elif isinstance(callback, RecordEpisodes) and not meta.rigorous_eval:
+                    self.watchers.append(callback.highlights.take)
             self.transforms = Transforms.build(config.transforms, spaces, ranks, config.agent)
             self.agent = build_agent(
                 config.agent,
@@ -133,7 +138,7 @@ class Session:
 
     def _loop(self) -> None:
         agent, transforms, clock, timers = self.agent, self.transforms, self.clock, self.timers
-        act, env, team, highlights, pauses = self.act, self.env, self.team, self.highlights, agent.pauses
+        act, env, team, watchers, pauses = self.act, self.env, self.team, self.watchers, agent.pauses
         if self._observation is None:
             self._observation = Observation(transforms.collected(env.reset()), env.action_mask)
         clock.start()
@@ -153,9 +158,10 @@ class Session:
             updates = agent.learn()
             timers.lap("learn")
             team.count(updates, ended)
-            if ended and highlights is not None:
-                for episode in ended:
-                    highlights.take(Played(episode, *env.played(episode), clock.frame, "training"))
+            for episode in ended if watchers else NO_EPISODES:
+                played = Played(episode, *env.played(episode), clock.frame, "training")
+                for watch in watchers:
+                    watch(played)
             if clock.frame >= self._next_frame or timers.now >= self._next_time:
                 self._call_back()
             timers.lap("callbacks")

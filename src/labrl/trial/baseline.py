@@ -150,20 +150,18 @@ def _measure(
 ) -> Path | None:
     # Imported late: a report with a known baseline must not wait for PyTorch.
     from labrl.envs.make import describe, make_env
-    from labrl.envs.probe import keeping_spares
 
     started = time.monotonic()
-    with keeping_spares():
-        describe(env)
-        num_envs = ENVS if time.monotonic() - started < SLOWLY_MADE else 1
-        # With separate worker processes, use no more of them than the trial did.
-        if plain.get("vectorization") == "async":
-            num_envs = env.config.num_envs
-        vector = make_env(env, seed=0, num_threads=available_cpus(), evaluation=True, num_envs=num_envs)
-        try:
-            returns = play_at_random(vector, seconds)
-        finally:
-            vector.close()
+    describe(env)
+    num_envs = ENVS if time.monotonic() - started < SLOWLY_MADE else 1
+    # With separate worker processes, use no more of them than the trial did.
+    if plain.get("vectorization") == "async":
+        num_envs = env.config.num_envs
+    vector = make_env(env, seed=0, num_threads=available_cpus(), evaluation=True, num_envs=num_envs)
+    try:
+        returns = play_at_random(vector, seconds)
+    finally:
+        vector.close()
     if len(returns) < fewest:
         _log.info("no random baseline of %s within %.0f seconds", plain.get("name"), seconds)
         return None

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
@@ -19,13 +19,14 @@ from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import watch
-from labrl.envs.protocol import Backend, Watched, action_dtype
-from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
+from labrl.envs.protocol import Backend, Watched
+from labrl.errors import DONE, FAILED, InputError, LabrlError
 from labrl.processes.output import doing
-from labrl.run.episodes import RecordedEpisode, checksum, read_episode, recorded_names
+from labrl.run.episodes import RecordedEpisode, read_episode, recorded_names
 from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
 from labrl.run.trust import check_recorded
+from labrl.session.episodes import replayed
 from labrl.trial.find import find_run
 from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
@@ -55,7 +56,7 @@ def check(episode: RecordedEpisode) -> str | None:
     node = dataclass_of(Component, episode.env, "env")
     env: Backend = node.build(num_envs=1, num_threads=1, evaluation=episode.source == "evaluation")
     try:
-        return _played(episode, env, lambda: None)
+        return replayed(episode, env, lambda _: None)
     finally:
         env.close()
 
@@ -96,7 +97,12 @@ def to_video(
     env = screening.environment(episode)
     try:
         with write_mp4(path, env.frames_per_second) as video:
-            return _played(episode, env, lambda: video.add(env.picture()), longest)
+
+            def add(steps: int) -> bool:
+                video.add(env.picture())
+                return steps + 1 == longest
+
+            return replayed(episode, env, add)
     except ImportError as error:
         why = f"videos need PyAV, which cannot be imported ({error})"
         raise InputError.about("av", why, "Type pip install av", code="not-installed") from error
@@ -113,46 +119,7 @@ def to_window(episode: RecordedEpisode, window: Window, screening: Screening) ->
     window.
     """
     env = screening.environment(episode)
-    return _played(episode, env, lambda: window.show(env.picture(), env.frames_per_second))
-
-
-def _played(
-    episode: RecordedEpisode, env: Backend, look: Callable[[], None], longest: int | None = None
-) -> str | None:
-    """Play back an episode, and call `look` before the first action and after each action.
-
-    longest: number of calls after which playback ends without a check; None: no limit. Returns how the
-    episode differs from the record; None if it does not. Raises EnvironmentFailedError if the environment
-    cannot be reset.
-    """
-    total, steps, over = 0.0, 0, False
-    try:
-        observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
-    except (Exception, SystemExit) as error:  # An environment may fail in any way.
-        why = f"its reset failed: {type(error).__name__}: {error}"
-        raise EnvironmentFailedError.about(env.name, why, key="env") from error
-    look()
-    for action in episode.actions.astype(action_dtype(env.action_space)):
-        if steps + 1 == longest:
-            return None
-        if over:
-            break
-        try:
-            transition = env.step(action[None])
-        except (Exception, SystemExit) as error:
-            return f"step {steps + 1} failed: {type(error).__name__}: {error}"
-        observation, over = transition.observation, bool((transition.ended | transition.truncated)[0])
-        total += float(transition.reward[0])
-        steps += 1
-        look()
-    if steps != episode.length or not over:
-        ended = f"it ended after {steps} steps" if over else f"it had not ended after {steps} steps"
-        return f"{ended}, but the recorded episode ended after {episode.length}"
-    if total != episode.episode_return:
-        return f"its return is {total:g}, but the recorded return is {episode.episode_return:g}"
-    if checksum(observation[0]) != episode.final_observation:
-        return "its last observation differs from the record"
-    return None
+    return replayed(episode, env, lambda _: window.show(env.picture(), env.frames_per_second))
 
 
 class WindowClosedError(Exception):

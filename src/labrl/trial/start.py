@@ -50,14 +50,11 @@ def run_again(again: Again, folder: str, typed: Typed) -> TrialResult:
 def _run(plan: Callable[[], Run], sessions: int) -> TrialResult:
     if sessions > 1:
         start_server()
-    from labrl.envs.probe import keeping_spares
+    run = plan()
+    from labrl.trial.trial import train
 
-    with keeping_spares():
-        run = plan()
-        from labrl.trial.trial import train
-
-        doing("restoring the run" if run.resumes.exists() else "making environments")
-        return train(run)
+    doing("restoring the run" if run.resumes.exists() else "making environments")
+    return train(run)
 
 
 def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
@@ -69,12 +66,11 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     job, is resumed. Returns the exit code, and the error message if
     the trial as a whole failed.
     """
-    from labrl.envs.probe import keeping_spares
     from labrl.trial.trial import train
 
     os.chdir(order["cwd"])
     log = None if order["log"] is None else Path(order["folder"], order["log"])
-    with printing_to(log), labeled_output("" if log else order["label"]), keeping_spares():
+    with printing_to(log), labeled_output("" if log else order["label"]):
         print_warnings()
         try:
             run = Run.open(order["folder"])

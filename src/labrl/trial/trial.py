@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.sender import shown_on_wandb
 from labrl.envs.make import backend_class, describe, gives_masks, goals_of
-from labrl.envs.probe import close_spares
+from labrl.envs.protocol import UNREPEATABLE, unrepeatable
 from labrl.errors import (
     DONE,
     FAILED,
@@ -239,8 +239,11 @@ def _record_failure(run: Run, error: BaseException) -> None:
         run.set_status("failed")
 
 
-def _inexact(config: TrialConfig) -> dict[str, str]:
-    """Return the configuration keys whose values make runs irreproducible, each with the reason."""
+def _inexact(config: TrialConfig, known: Collection[str]) -> dict[str, str]:
+    """Return the configuration keys whose values make runs irreproducible, each with a line on the reason.
+
+    known: the keys that the run has recorded before.
+    """
     meta, reasons = config.meta, {}
     if meta.distributed:
         reasons["meta.distributed"] = "sessions update weights in no fixed order"
@@ -252,9 +255,12 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
         compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
         if compute.device.type == "cuda":
             reasons["meta.deterministic"] = "a GPU adds numbers in no fixed order"
-    if backend_class(config.env).repeats(config.env.config) == "never":
-        reasons["env"] = "even a new environment does not repeat an episode from its seed and actions"
-    return reasons
+    lines = {key: f"{key}: {why}, so runs are not reproducible" for key, why in reasons.items()}
+    if why := UNREPEATABLE.get(backend_class(config.env).repeats(config.env.config)):
+        lines["env"] = unrepeatable(why)
+    elif "env" in known:
+        lines["env"] = unrepeatable("an episode of this run was not the same in a new environment")
+    return lines
 
 
 def train(run: Run) -> TrialResult:
@@ -286,9 +292,9 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
     run.set_status("running")
     if config.meta.distributed:
         forget_shared_weights(run.path)
-    inexact = _inexact(config)
-    for key, why in inexact.items():
-        say(f"{key}: {why}, so runs are not reproducible")
+    inexact = _inexact(config, run.read_info().get("inexact", []))
+    for line in inexact.values():
+        say(line)
     if backend_class(config.env).repeats(config.env.config) == "if new":
         say(f"env.fresh_env_per_episode: {REMADE}")
         run.update(fresh_env_per_episode=True)
@@ -357,7 +363,6 @@ def _make_files(
 def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[int, int]:
     """Run each session in a process of its own, so that the others survive if one dies. Return exit codes by
     session."""
-    close_spares()  # The processes make their own.
     budget, num_sessions = config.env.config.max_frame, config.meta.max_session
     panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
     codes: dict[int, int] = {}

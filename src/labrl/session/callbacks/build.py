@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from labrl.config.schema import TrialConfig
+from labrl.envs.make import backend_class
 from labrl.memory.workspace import Workspace
 from labrl.session.callbacks.callback import Callback, no_callback
 from labrl.session.callbacks.checkpoint import Checkpoint
@@ -15,6 +16,7 @@ from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.profile import Profile
 from labrl.session.callbacks.progress import Progress
 from labrl.session.callbacks.record import RecordEpisodes
+from labrl.session.callbacks.repeats import CheckRepeats
 from labrl.session.callbacks.search import SEARCH, ReportToSearch
 from labrl.session.callbacks.stop import StopEarly
 from labrl.session.callbacks.tensorboard import TensorBoard
@@ -45,6 +47,8 @@ def build_callbacks(
         if not isinstance(callback, Callback):
             raise no_callback(name, component, type(callback))
         listeners.append(callback)
+    if backend_class(config.env).is_checked(config.env.config):
+        listeners.append(CheckRepeats())
     if search := os.environ.get(SEARCH):  # the session belongs to a trial of a search
         listeners.append(ReportToSearch(search))
     norms = None if meta.log == "scalars" else Norms()

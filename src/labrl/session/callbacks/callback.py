@@ -49,7 +49,7 @@ class SessionView:
     folder: RunSession
     streams: Streams
     timers: PhaseTimers
-    """Seconds spent so far in `env`, `act`, `learn` and `callbacks`."""
+    """Seconds spent so far in `env`, `act`, `learn`, `callbacks` and `check`."""
     num_threads: int
     """Number of threads that this session may use."""
     stopping: Callable[[], bool]

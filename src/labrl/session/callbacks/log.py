@@ -170,7 +170,7 @@ class LogTraining(Callback):
         with an update, whose time includes the warm-up.
         """
         clock, spent = session.clock, session.timers.seconds
-        now = clock.frame, sum(spent.values()) - spent["callbacks"], clock.opt_step
+        now = clock.frame, sum(spent[phase] for phase in ("act", "env", "learn")), clock.opt_step
         if session.agent.modules() and clock.opt_step == (self._measured[2] if self._measured else 0):
             return math.nan
         before, self._measured = self._measured, now
