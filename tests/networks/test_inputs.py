@@ -85,11 +85,11 @@ def test_each_input_equals_what_the_environment_returned(
     try:
         seen = env.reset()
         assert seen.dtype[picture].base == np.uint8
-        assert seen.dtype[mark].base == np.float32
+        assert seen.dtype[mark].base == np.float64
         (pixels, numbers), over = parts(alone.reset(seed=episode_seed(3, 0, 0))[0]), False
         while not over:
             np.testing.assert_array_equal(seen[picture][0], pixels)
-            np.testing.assert_array_equal(seen[mark][0], numbers.astype(np.float32))
+            np.testing.assert_array_equal(seen[mark][0], numbers)
             step = env.step(np.array([1, 2]))
             given, _, ended, cut, _ = alone.step(1)
             (pixels, numbers), over, seen = parts(given), ended or cut, step.next_observation
