@@ -115,9 +115,14 @@ def widths(space: gym.spaces.Box) -> NDArray:
 
     The largest values of a dtype do not count as bounds.
     """
-    number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
+    number = np.result_type(space.dtype, np.float32)  # flags cannot be subtracted, and float16 overflows
     with np.errstate(over="ignore"):
-        return np.subtract(space.high, space.low, dtype=number)
+        width = np.subtract(space.high, space.low, dtype=number)
+    dtype: Any = space.dtype
+    if dtype.kind != "f":
+        return width
+    largest = np.finfo(dtype).max
+    return np.where((space.low <= -largest) | (space.high >= largest), np.inf, width)
 
 
 def has_bounds(space: gym.spaces.Box) -> bool:
