@@ -78,6 +78,8 @@ class CheckedEnv:
         further."""
         self._num_flags = sum(choices(actions)) if masked else 0
         self._has_mask_in_dict = carries_mask(self._space, actions)
+        self.info: Mapping[str, Any] = {}
+        """The whole info of the last reset or step, as the environment returned it."""
         self._steps = -1
         """Number of steps since the last reset; -1 before the first."""
 
@@ -102,8 +104,8 @@ class CheckedEnv:
                 self._check_innermost("reset", given)
             note_place(error, f"reset of environment {self._number}")
             raise
-        observation, info = self._as_values("reset", answer, given)
-        return observation, self._check(observation, info)
+        observation, self.info = self._as_values("reset", answer, given)
+        return observation, self._check(observation, self.info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         """Act. Returns the observation, the reward, two flags, and the part of the info that labrl uses.
@@ -121,6 +123,7 @@ class CheckedEnv:
         if type(answer) is not tuple or len(answer) != 5:
             answer = self._as_values("step", answer, {"action": action})
         observation, reward, terminated, truncated, info = answer
+        self.info = info
         # Comparing types and shape suffices for the values that most environments return.
         if (
             type(observation) is np.ndarray
