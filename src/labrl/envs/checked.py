@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Never
 
 import gymnasium
@@ -19,6 +20,7 @@ from labrl.envs.info import number_of, numbers_of, shorten
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
 from labrl.errors import EnvironmentFailedError, note_place
+from labrl.types import Reduction
 
 RETURNED = {
     "reset": ("observation", "info"),
@@ -57,7 +59,7 @@ class CheckedEnv:
         *,
         masked: bool | None = None,
         wanted: bool = False,
-        numbers: Sequence[str] = (),
+        numbers: Mapping[str, Reduction] = MappingProxyType({}),
         renew: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -65,14 +67,17 @@ class CheckedEnv:
         the session, for messages; env: an environment that was already made; masked: whether the probe
         received a mask from an environment with the same configuration, None in the probe itself, which
         receives infos unchanged; wanted: whether the run would use masks; numbers: names of the numbers to
-        keep from the infos of steps; renew: whether to make a new environment for every episode, because a
-        seeded reset depends on earlier episodes; options: argument `options` of every reset."""
+        keep from the infos of steps, with their reductions; renew: whether to make a new environment for each
+        episode, because a seeded reset depends on earlier episodes; options: argument `options` of every
+        reset."""
         self.env = make() if env is None else env
         self._make, self._name, self._number = make, name, number
         self._is_probe, self._must_lack_mask = masked is None, wanted and masked is False
-        self._numbers, self._renews, self._options = numbers, renew, options
+        self._numbers = [*numbers, *(f"is_{name}" for name, how in numbers.items() if how == "auto")]
+        self._reads_each_step = any(how != "auto" for how in numbers.values())
+        self._renews, self._options = renew, options
         self._space, actions = self.env.observation_space, self.env.action_space
-        plain = isinstance(self._space, Box) and not numbers and not self._is_probe
+        plain = isinstance(self._space, Box) and not self._reads_each_step and not self._is_probe
         self._plain_shape, self._dtype = self._space.shape if plain else None, self._space.dtype
         """Shape and dtype of observations that need no further check. Shape None: each observation is checked
         further."""
@@ -134,6 +139,7 @@ class CheckedEnv:
             and type(truncated) in FLAGS
             and type(info) is dict
             and KEY not in info
+            and not (self._numbers and (terminated or truncated))
         ):
             return observation, reward, terminated, truncated, {}
         if type(reward) not in NUMBERS:
@@ -146,8 +152,9 @@ class CheckedEnv:
         if type(truncated) not in FLAGS:
             truncated = self._read_flag(truncated, "truncated")
         used = self._check(observation, info)
-        if self._numbers:
-            used = {**numbers_of(info, self._numbers, terminated or truncated), **used}
+        over = terminated or truncated
+        if self._reads_each_step or (over and self._numbers):
+            used = {**numbers_of(info, self._numbers, over and self._reads_each_step), **used}
         return observation, reward, terminated, truncated, used
 
     def close(self) -> None:
