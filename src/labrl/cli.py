@@ -96,9 +96,9 @@ def sweep(
     overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, raise_on_failure: bool
 ) -> SweepResult:
     """Run an experiment for `labrl.sweep`, which documents the arguments and errors."""
-    from labrl.experiment.command import begin_sweep, result_of_sweep
+    from labrl.experiment.command import begin_sweep, only_thread, result_of_sweep
 
-    with steady_output():
+    with only_thread("labrl.sweep"), steady_output():
         job = compose(begin_sweep(overrides, config_dir, full_error()))
     return result_of_sweep(job, raise_on_failure)
 

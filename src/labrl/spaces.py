@@ -140,9 +140,14 @@ def widths(space: gym.spaces.Box) -> NDArray:
 
     The largest values of a dtype do not count as bounds.
     """
-    number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
+    number = np.result_type(space.dtype, np.float32)  # flags cannot be subtracted, and float16 overflows
     with np.errstate(over="ignore"):
-        return np.subtract(space.high, space.low, dtype=number)
+        width = np.subtract(space.high, space.low, dtype=number)
+    dtype: Any = space.dtype
+    if dtype.kind != "f":
+        return width
+    largest = np.finfo(dtype).max
+    return np.where((space.low <= -largest) | (space.high >= largest), np.inf, width)
 
 
 def has_bounds(space: gym.spaces.Box) -> bool:
@@ -177,8 +182,7 @@ def range_of(space: gym.Space[Any]) -> tuple[NDArray[np.float32], NDArray[np.flo
 def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """Flatten a nested Dict or Tuple space to a Dict with names `outer/inner`. Return other spaces unchanged.
 
-    Float64 inputs become float32, as in networks and memories. Raises InputError for duplicate or empty names
-    and for arrays without elements.
+    Raises InputError for duplicate or empty names and for arrays without elements.
     """
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         if space.shape is not None and 0 in space.shape:
@@ -191,7 +195,7 @@ def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
         raise _unsupported(f"two inputs have the same name: {', '.join(name for name, _ in inputs)}")
     if "" in dict(inputs):
         raise _unsupported(f"an input has the empty name '': {space}; give it a name")
-    return gym.spaces.Dict({name: _single(inner) for name, inner in inputs})
+    return gym.spaces.Dict(dict(inputs))
 
 
 def _unsupported(what: str) -> InputError:
@@ -203,6 +207,14 @@ def array_dtype(space: gym.Space[Any]) -> np.dtype:
     if not isinstance(space, gym.spaces.Dict):
         return np.dtype(space.dtype)
     return np.dtype([(name, inner.dtype, inner.shape or ()) for name, inner in space.spaces.items()])
+
+
+def stored_dtype(dtype: np.dtype) -> np.dtype:
+    """Return `dtype` with float32 instead of float64, also in its fields, as networks and memories use it."""
+    if dtype.names is None:
+        return np.dtype(np.float32) if dtype == np.float64 else dtype
+    fields = [(name, dtype[name].base, dtype[name].shape) for name in dtype.names]
+    return np.dtype([(name, stored_dtype(base), shape) for name, base, shape in fields])
 
 
 def places(space: gym.Space[Any]) -> list[tuple[str, tuple[Any, ...]]]:
@@ -306,12 +318,3 @@ def _below(name: str, key: Any) -> str:
     # A dot would split the names of weights.
     own = str(key).replace(".", "/")
     return f"{name}/{own}" if name else own
-
-
-def _single(space: gym.Space[Any]) -> gym.Space[Any]:
-    if isinstance(space, gym.spaces.Box) and space.dtype == np.float64:
-        # Bounds beyond the range of float32 become infinite.
-        with np.errstate(over="ignore"):
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-        return gym.spaces.Box(low, high, dtype=np.float32)
-    return space

@@ -51,6 +51,8 @@ def _seed(value: Any) -> Any:
 
 def _info_keys(value: Any, parent: str = "") -> Any:
     """Return a dict from dotted names of entries to reductions. A list means `last`; groups may be nested."""
+    if value == "auto" and not parent:
+        return {"success": "auto"}
     if isinstance(value, list) and not parent and all(isinstance(name, str) for name in value):
         return dict.fromkeys(value, "last")
     if parent and value in get_args(Reduction):
@@ -149,10 +151,11 @@ def frames_between(frequency: int | fractions.Fraction | Early, max_frame: int) 
     return frequency if isinstance(frequency, int) else max(math.ceil(frequency * max_frame), 1)
 
 
-Reduction = Literal["last", "sum", "mean", "min", "max"]
-"""How an episode's value of an `env.info_keys` entry is computed from the values of its steps."""
+Reduction = Literal["last", "sum", "mean", "min", "max", "auto"]
+"""How an episode's value of an `env.info_keys` entry is computed from the values of its steps. auto: the last
+step's value of the entry, or else of the entry with the prefix `is_`; no column if there is neither."""
 InfoKeys = Annotated[dict[str, Reduction], BeforeValidator(_info_keys)]
-"""list of names, or one of `last`, `sum`, `mean`, `min`, `max` for each name"""
+"""`auto`, list of names, or one of `last`, `sum`, `mean`, `min`, `max`, `auto` for each name"""
 PositiveInt = Annotated[int, Field(ge=1)]
 """integer >= 1"""
 NonNegativeInt = Annotated[int, Field(ge=0)]

@@ -11,14 +11,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from exact_cases import QUIET
+from options import options
 from refusals import refused
 
 import labrl
 from labrl.agents.make import check_actions, fitting_agents, named_agents
+from labrl.agents.policy_agent import starts_outside
 from labrl.agents.random import uniform_actions
 from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.networks.actions import BoxActions
 from labrl.spaces import Spaces, has_bounds
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
@@ -206,3 +209,39 @@ def test_error_names_no_other_agent_when_none_fits() -> None:
 
 def test_agent_missing_in_list_is_not_checked() -> None:
     check_actions("my_ppo", gym.spaces.Text(3))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "changes", "outside"),
+    [
+        (300, 500, {}, True),
+        (-500, -300, {}, True),
+        (300, np.inf, {}, True),
+        (300, 500, {"action_bounds": "clip"}, True),
+        (300, 500, {"action_bounds": "rescale"}, False),
+        (300, 500, {"action_bounds": "squash"}, False),
+        (300, 500, {"log_std_init": 6.0}, False),
+        (0.5, 3, {}, False),
+        (-1, 1, {}, False),
+    ],
+)
+def test_policy_that_starts_outside_the_bounds_is_recognized(
+    low: float, high: float, changes: dict[str, Any], outside: bool
+) -> None:
+    config = options("agent", "agent=a2c env=pendulum", **changes)
+    space = gym.spaces.Box(np.array([-1, low], np.float32), np.array([1, high], np.float32))
+    remedy = starts_outside(config, space)
+    assert bool(remedy) == outside
+    assert ("agent.action_bounds=rescale" in remedy) == (outside and high < np.inf)
+
+
+def test_wide_bounds_in_float16_are_bounds() -> None:
+    """Their difference, 120,000, is infinite in float16."""
+    space = gym.spaces.Box(-6e4, 6e4, (1,), np.float16)
+    assert has_bounds(space)
+    actions = BoxActions(space).to_env(np.array([[-1], [0], [0.5], [1]], np.float32))
+    assert actions.dtype == np.float16
+    assert actions.tolist() == [[-6e4], [0], [3e4], [6e4]]
+    largest = float(np.finfo(np.float16).max)
+    assert not has_bounds(gym.spaces.Box(-largest, largest, (1,), np.float16))
+    assert not has_bounds(gym.spaces.Box(0, largest, (1,), np.float16))

@@ -28,7 +28,7 @@ from labrl.agents.transforms import (
 from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.spaces import Spaces
+from labrl.spaces import Spaces, array_dtype, packed
 from labrl.step import Step
 
 OBSERVATION = options("transforms.observation", "transforms/observation=normalize")
@@ -196,6 +196,42 @@ def test_large_numbers_with_a_small_deviation_are_normalized_exactly() -> None:
     found = transform.observation(seen[:4])
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, (seen[:4] - seen.mean(0)) / seen.std(0), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "middle", "several"),
+    [("ppo", "float64", 1.7e9, True), ("dqn", "int64", 1.7e9, True), ("ppo", "int16", 5000, False)],
+)
+def test_large_numbers_of_any_type_are_normalized_alone_and_beside_other_inputs(
+    agent: str, kind: str, middle: float, several: bool, tmp_path: Path
+) -> None:
+    make = f"env.make={{_target_: inputs_env.Clock, kind: {kind}, middle: {middle}, several: {several}}}"
+    options = [f"agent={agent}", "env=gymnasium", "env.id=null", "env.name=clock", make, "env.max_frame=280"]
+    options += [
+        "env.num_envs=2",
+        "preset=none",
+        "transforms/observation=normalize",
+        "agent.network.torso.mlp.hidden=[8]",
+    ]
+    options += ["meta.report=false", "meta.videos=false", "wandb=disabled", f"hydra.run.dir={tmp_path}"]
+    options += {"ppo": ["agent.horizon=64", "agent.batch_size=64"], "dqn": ["agent.learning_starts=64"]}[
+        agent
+    ]
+    assert labrl.train(options).exit_code == 0
+    policy = labrl.load(tmp_path)
+    (moments,) = policy.transforms.part("observation")[1].values()
+    assert moments["mean"] == pytest.approx([middle], abs=5)
+    deviation = np.sqrt(moments["squares"] / moments["count"])
+    assert deviation == pytest.approx([17.6], abs=2.5)
+    numbers = (middle + np.arange(-30, 31))[:, None].astype(kind)
+    shown = {"flags": np.ones((61, 2), np.bool_), "number": numbers} if several else numbers
+    space = policy.observation_space
+    seen = policy.transforms.frozen(packed(shown, array_dtype(space), 61) if several else shown)
+    wanted = (numbers - moments["mean"]) / deviation
+    np.testing.assert_allclose(seen["number"] if several else seen, wanted, atol=1e-3)
+    assert not several or seen["flags"].all()
+    policy.act(shown)
+    policy.close()
 
 
 def test_normalizing_images_is_refused() -> None:

@@ -115,12 +115,25 @@ def test_each_sign_is_found_alone_with_its_rows_and_an_override(name: str) -> No
         assert (sign.first, sign.last) == (1000, 2000)
 
 
-def test_large_gradients_with_ordinary_rewards_name_the_observations() -> None:
+def test_every_sign_is_tested() -> None:
+    assert set(BAD) == {rule.name for rule in RULES}
+
+
+def test_large_gradients_alone_say_nothing_of_the_observations() -> None:
+    """A rule blamed large observations, although no row shows how large they are."""
     rows = {**healthy(), "grad_norm": np.full(ROWS, 90.0)}
-    assert names(rows) == ["gradient always clipped", "observations unscaled"]
-    assert names(rows, env__game="pong") == ["gradient always clipped"]
+    assert names(rows) == ["gradient always clipped"]
     assert names(rows, agent__max_grad_norm=None) == []
-    assert set(BAD) | {"observations unscaled"} == {rule.name for rule in RULES}
+
+
+def test_actions_at_the_bounds_are_answered_with_actions_scaled_to_the_bounds() -> None:
+    rows = {**healthy(), **GAUSSIAN}
+    (sign,) = diagnose(evidence(rows, agent__action_bounds=None))
+    assert sign.overrides[0] == "agent.action_bounds=rescale"
+    (sign,) = diagnose(evidence(rows, agent__action_bounds="clip"))
+    assert sign.overrides[0] == "agent.action_bounds=rescale"
+    (sign,) = diagnose(evidence(rows, agent__action_bounds="rescale"))
+    assert "agent.action_bounds=rescale" not in sign.overrides
 
 
 def test_other_forms_of_a_sign_are_found() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium as gym
+import numpy as np
 import pytest
 from one_process import ONE_PROCESS
 
@@ -207,6 +210,40 @@ def test_train_raises_input_error_before_writing_files() -> None:
 
 def test_choices_ignore_overrides_that_do_not_identify_a_run() -> None:
     assert choices(["wandb=disabled", "search=ppo", "env=pong", "agent.lr=1"]) == {"env": "pong"}
+
+
+class CallsBack(gym.Env):
+    """In its first step, trains in another thread, and keeps the error of each call."""
+
+    errors: ClassVar[list[BaseException | None]] = []
+
+    def __init__(self) -> None:
+        self.observation_space: Any = gym.spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space: Any = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.errors:
+            for call, overrides in ((labrl.train, QUICK), (labrl.sweep, [*QUICK[:-1], "seed=1,2"])):
+                with ThreadPoolExecutor(1) as other:
+                    self.errors.append(other.submit(call, overrides).exception())
+        return np.zeros(1, np.float32), 0.0, True, False, {}
+
+
+def test_second_thread_that_trains_is_refused_before_writing_files() -> None:
+    CallsBack.errors.clear()
+    make = f"env.make={{_target_: {CallsBack.__module__}.CallsBack}}"
+    own = ["env=gymnasium", "env.id=null", "env.name=own", "env.fresh_env_per_episode=false", make]
+    assert labrl.train([*QUICK, *own, "hydra.run.dir=runs/first"]).exit_code == 0
+    for error, caller in zip(CallsBack.errors, ("labrl.train", "labrl.sweep"), strict=True):
+        assert isinstance(error, InputError)
+        assert (error.code, error.key) == ("usage", caller)
+    assert [path.name for path in Path("runs").iterdir()] == ["first"]
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(labrl.train, [*QUICK, "hydra.run.dir=runs/second"]).result().exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ def mistaken(*overrides: str) -> InputError:
         ("agent.lr=fast", "type", "linear"),
         ("agent.normalize_advantage=1", "type", "boolean"),
         ("meta.device=gpu", "unknown-option", "meta.device=cuda"),
+        ("meta.kernels=off", "unknown-option", "meta.kernels=torch"),
+        ("meta.kernels=false", "unknown-option", "meta.kernels=torch"),
         ("meta.distributed=true", "unknown-option", "'shared'"),
         ("seed=-1", "range", "0"),
         ("env.vectorization=threads", "unknown-option", "'sync'"),

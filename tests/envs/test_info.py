@@ -37,7 +37,8 @@ from labrl.cli import main
 from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
-from labrl.envs.make import make_env
+from labrl.envs.make import info_keys, make_env
+from labrl.envs.solo import SoloEnv
 from labrl.envs.vector import VectorEnv
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.objective import intermediate_values, trial_value
@@ -94,6 +95,71 @@ def test_number_of_an_episode_is_the_last_sum_mean_or_extreme_of_its_steps(kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_single_environment_returns_the_whole_info(kind: str) -> None:
+    """A loop over `labrl.load(run).env()` failed at info["success"]."""
+    env, alone = SoloEnv(made(kind, None)), Drive()
+    _, info = env.reset(seed=3)
+    _, expected = alone.reset(seed=3)
+    assert info == ({} if kind == "backend" else expected)
+    over, count = False, 0
+    while not over:
+        _, _, over, _, info = env.step(0)
+        expected = alone.step(0)[-1]
+        assert {name: info[name] for name in expected} == expected
+        count += 1
+    env.close()
+    assert count > 2
+    assert "success" in info
+
+
+class Quiet(Drive):
+    """A drive without success, or with success under the name of Stable-Baselines3."""
+
+    def __init__(self, entry: str | None = None) -> None:
+        super().__init__()
+        self.entry = entry
+
+    def _info(self, over: bool) -> dict[str, Any]:
+        return {} if self.entry is None else {self.entry: np.bool_(self.steps > 4)}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("entry", [None, "success", "is_success"])
+def test_success_is_recorded_by_itself(
+    entry: str | None, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = own_env(Quiet, {"entry": entry}, vectorization=kind, info_keys="auto")
+    env = make_env(config, seed=3, num_threads=2, num_envs=3)
+    with caplog.at_level(logging.WARNING):
+        episodes = episodes_of(env)
+    env.close()
+    assert not caplog.records
+    assert len({episode.length > 4 for episode in episodes}) == 2
+    for episode in episodes:
+        assert episode.info == ({} if entry is None else {"success": float(episode.length > 4)})
+    window = EpisodeWindow(len(episodes), info_keys(config))
+    assert "info/success" not in window.statistics()
+    window.latest.extend(episodes)
+    rate = np.mean([episode.length > 4 for episode in episodes])
+    assert window.statistics().get("info/success") == (None if entry is None else pytest.approx(rate))
+    restored = EpisodeWindow(len(episodes), info_keys(config))
+    restored.load_state_dict(window.state_dict())
+    assert restored.statistics() == window.statistics()
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_column_of_success_exists_by_itself_and_can_be_switched_off(off: bool) -> None:
+    overrides = [*PPO, *(["env.info_keys=null"] if off else [])]
+    assert labrl.train([*overrides, "env.max_frame=256", "hydra.run.dir=whole"]).exit_code == 0
+    (session,) = Run.open(Path("whole")).sessions
+    assert ("info/success" in session.train) != off
+    assert list(labrl.load("whole").evaluate(episodes=4).info) == ([] if off else ["success"])
+    assert labrl.train([*overrides, "env.max_frame=128", "hydra.run.dir=half"]).exit_code == 0
+    assert labrl.train(["+resume=half", "env.max_frame=256"]).exit_code == 0
+    assert not differences(Path("half"), Path("whole"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_missing_and_non_numeric_values_are_warned_of_once(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +187,7 @@ def test_list_means_last_and_nested_groups_are_joined_by_dots() -> None:
         "{cost: {fuel: sum}, speed: mean}": {"cost.fuel": "sum", "speed": "mean"},
         "null": None,
         "{}": {},
+        "auto": {"success": "auto"},
     }.items():
         assert resolve(compose([f"env.info_keys={given}"])).env.config.info_keys == expected
 
@@ -182,13 +249,17 @@ def test_saved_number_counts_if_a_repeated_episode_has_another_one(caplog: pytes
 
 
 def test_window_averages_the_episodes_that_have_a_number_and_is_restored() -> None:
-    window = EpisodeWindow(3, ["success", "cost"])
+    window = EpisodeWindow(3, {"success": "last", "cost": "last"})
     assert np.isnan(window.statistics()["info/success"])
     for number, success in enumerate([1.0, 0.0, np.nan, 1.0]):
         window.latest.append(Episode(0, number, 0, 1.0, 1, False, {"success": success, "cost": np.nan}))
     assert window.statistics()["info/success"] == 0.5
     assert np.isnan(window.statistics()["info/cost"])
-    same, other, old = EpisodeWindow(3, ["success", "cost"]), EpisodeWindow(3, ["more"]), EpisodeWindow(3)
+    same, other, old = (
+        EpisodeWindow(3, {"success": "last", "cost": "last"}),
+        EpisodeWindow(3, {"more": "last"}),
+        EpisodeWindow(3),
+    )
     same.load_state_dict(window.state_dict())
     np.testing.assert_equal(same.statistics(), window.statistics())
     other.load_state_dict(window.state_dict())
@@ -217,7 +288,7 @@ def test_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_keys_can_be_added_in_a_resume() -> None:
-    assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
+    assert main([*PPO, "env.max_frame=1200", "env.info_keys=null", "hydra.run.dir=run"]) == 0
     assert main(["+resume=run", "env.max_frame=2400", INFO]) == 0
     found = rows(Path("run/session_0/train.csv"))
     assert [bool(row["info/success"]) for row in found] == [int(row["frame"]) > 1200 for row in found]

@@ -33,7 +33,7 @@ from labrl.networks.layers import ConcatInputs
 from labrl.networks.torso import Inputs, NatureCNN
 from labrl.run.tree import pack, unpack
 from labrl.seeding import episode_seed
-from labrl.spaces import Spaces, array_dtype, example, flat_space, not_finite
+from labrl.spaces import Spaces, array_dtype, example, flat_space, not_finite, stored_dtype
 from labrl.step import Step
 
 TORSO = "agent.network.torso"
@@ -85,11 +85,11 @@ def test_each_input_equals_what_the_environment_returned(
     try:
         seen = env.reset()
         assert seen.dtype[picture].base == np.uint8
-        assert seen.dtype[mark].base == np.float32
+        assert seen.dtype[mark].base == np.float64
         (pixels, numbers), over = parts(alone.reset(seed=episode_seed(3, 0, 0))[0]), False
         while not over:
             np.testing.assert_array_equal(seen[picture][0], pixels)
-            np.testing.assert_array_equal(seen[mark][0], numbers.astype(np.float32))
+            np.testing.assert_array_equal(seen[mark][0], numbers)
             step = env.step(np.array([1, 2]))
             given, _, ended, cut, _ = alone.step(1)
             (pixels, numbers), over, seen = parts(given), ended or cut, step.next_observation
@@ -258,9 +258,9 @@ def test_replay_buffer_stores_images_as_bytes_and_restores_all_inputs(tmp_path: 
             memory.add(
                 seen[t : t + 1], action, Step(following, following, np.ones(1, np.float32), no, no, no)
             )
-        sample = memory.sample(count, 0)
-        assert sample.observation.tobytes() == seen[:-1][::-1].tobytes()
-        assert sample.next_observation.tobytes() == seen[1:][::-1].tobytes()
+        sample, newest_first = memory.sample(count, 0), seen.astype(stored_dtype(seen.dtype))[::-1]
+        assert sample.observation.tobytes() == newest_first[1:].tobytes()
+        assert sample.next_observation.tobytes() == newest_first[:-1].tobytes()
 
 
 def test_each_vector_is_normalized_and_images_are_unchanged() -> None:

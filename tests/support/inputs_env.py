@@ -1,4 +1,4 @@
-"""A small environment with an image and numbers as observation."""
+"""Small environments with several inputs, or with large numbers."""
 
 from __future__ import annotations
 
@@ -72,3 +72,32 @@ class Lamp(gym.Env):
         if self._style == "masked":
             return {**both, "action_mask": (np.arange(4) // 2 == self.wanted // 2).astype(np.int8)}
         return {**both, "turn": 1 + self._steps % 3}
+
+
+class Clock(gym.Env):
+    """Show a large number; the right action is whether it is past the middle. Episodes have ten steps."""
+
+    def __init__(self, kind: str, middle: float = 1.7e9, several: bool = True) -> None:
+        """kind: type of the number; several: whether the number is one of two inputs."""
+        self.action_space: Any = spaces.Discrete(2)
+        number = spaces.Box(
+            0, 2 * middle if kind.startswith("float") else 2 * int(middle), (1,), np.dtype(kind).type
+        )
+        flags = spaces.Box(0, 1, (2,), np.bool_)
+        self.observation_space: Any = spaces.Dict({"flags": flags, "number": number}) if several else number
+        self._several, self._kind, self._middle = several, kind, middle
+
+    def _shown(self) -> Any:
+        self._past = int(self.np_random.integers(-30, 31))
+        number = np.array([self._middle + self._past]).astype(self._kind)
+        return {"flags": np.array([True, False]), "number": number} if self._several else number
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._shown(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(int(action) == (self._past > 0))
+        self._steps += 1
+        return self._shown(), reward, self._steps >= 10, False, {}

@@ -26,7 +26,7 @@ from labrl.networks.building import build_networks, check_torso
 from labrl.networks.distributions import ActionBounds, ActionDistribution, DiagonalGaussian, distribution_for
 from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
-from labrl.spaces import Spaces
+from labrl.spaces import Spaces, has_bounds
 from labrl.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 
 if TYPE_CHECKING:
@@ -468,6 +468,19 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
                 f"agent.{option}=null",
             )
     return recurrent
+
+
+def starts_outside(config: PolicyConfig, space: gym.Space[Any]) -> str:
+    """Return what to do if a component of nearly all samples of a new policy is clipped to the same bound.
+
+    The means of a new Gaussian policy are about 0. Returns '' if samples are inside the bounds.
+    """
+    if not isinstance(space, gym.spaces.Box) or config.action_bounds not in (None, "clip"):
+        return ""
+    distance = np.maximum(space.low.astype(np.float64), -space.high.astype(np.float64)).max()
+    if distance <= 2 * math.exp(config.log_std_init or 0.0):
+        return ""
+    return "Set agent.action_bounds=rescale" if has_bounds(space) else "Shift the actions in a wrapper"
 
 
 def refuse_self_imitation(part: object) -> None:

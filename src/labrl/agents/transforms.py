@@ -19,7 +19,7 @@ from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.layers import Array, cast, library_of
-from labrl.spaces import Spaces, is_image
+from labrl.spaces import Spaces, array_dtype
 from labrl.step import Step
 from labrl.types import PositiveFloat, PositiveInt, Probability
 
@@ -77,6 +77,10 @@ class Transform:
     Built as `Target(config, spaces=Spaces)`.
     """
 
+    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """Return the space of the transformed observations. space: flat space of the given observations."""
+        return space
+
     def observation(self, observation: NDArray) -> NDArray:
         """Return the transformed observations, without updating statistics. [num_envs, *obs]"""
         return observation
@@ -128,41 +132,46 @@ class NormalizeObservationConfig:
 
 
 class NormalizeObservation(Transform):
-    """Running normalization of vectors of real numbers.
+    """Running normalization of arrays of numbers.
 
-    If there are several inputs, each vector of real numbers is normalized separately; images and discrete
-    inputs are unchanged.
+    If there are several inputs, each array of numbers is normalized separately. Flags, discrete inputs and
+    bytes, which networks scale to [0, 1], are unchanged.
     """
 
     Config = NormalizeObservationConfig
 
     def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
         space = spaces.observation
-        self._several = isinstance(space, gym.spaces.Dict)
         inputs = space.spaces if isinstance(space, gym.spaces.Dict) else {"observation": space}
         self._config = config
-        self._moments = {
-            name: RunningMoments(inner.shape or (), config.window)
-            for name, inner in inputs.items()
-            if isinstance(inner, gym.spaces.Box)
-            and not is_image(inner)
-            and np.issubdtype(inner.dtype, np.floating)
-        }
+        boxes = {name: inner for name, inner in inputs.items() if _is_number(inner)}
+        self._moments = {name: RunningMoments(box.shape or (), config.window) for name, box in boxes.items()}
+        # float32 is too coarse for the mean of numbers that are much larger than their standard deviation.
+        self._types = {name: np.result_type(box.dtype, np.float32) for name, box in boxes.items()}
+        self._dtype = array_dtype(self.space(space))
         if not self._moments:
             raise InputError.unsupported(
                 "transforms.observation",
-                "NormalizeObservation needs vectors of real numbers, but this environment's observations "
-                f"are {space}",
+                "NormalizeObservation needs numbers other than bytes and flags, but this environment's "
+                f"observations are {space}",
                 "transforms.observation=null",
             )
 
+    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        """Return the space with Boxes of float32 instead of those of numbers."""
+        if isinstance(space, gym.spaces.Dict):
+            return gym.spaces.Dict({name: self.space(inner) for name, inner in space.spaces.items()})
+        return gym.spaces.Box(-np.inf, np.inf, space.shape, np.float32) if _is_number(space) else space
+
     def observation(self, observation: Any) -> Any:
         """Return normalized, clipped observations in float32, as arrays or tensors. [num_envs, *obs]"""
-        if not self._several:
-            return self._normalized(observation, self._moments["observation"])
-        view = observation.copy()
-        for name, moments in self._moments.items():
-            view[name] = self._normalized(observation[name], moments)
+        if self._dtype.names is None:
+            return self._normalized(observation, "observation")
+        exported = isinstance(observation, Mapping)
+        view: Any = {} if exported else np.empty(len(observation), self._dtype)
+        for name in self._dtype.names:
+            given = observation[name]
+            view[name] = self._normalized(given, name) if name in self._moments else given
         return view
 
     forward_torch = observation
@@ -170,7 +179,7 @@ class NormalizeObservation(Transform):
     def collect(self, observation: NDArray) -> None:
         """Update mean and variance. [num_envs, *obs]"""
         for name, moments in self._moments.items():
-            moments.update(observation[name] if self._several else observation)
+            moments.update(observation if self._dtype.names is None else observation[name])
 
     def statistics(self) -> Sequence[RunningMoments]:
         """Return mean and variance of each vector."""
@@ -185,12 +194,16 @@ class NormalizeObservation(Transform):
         for name, moments in self._moments.items():
             moments.load_state_dict(state[name])
 
-    def _normalized(self, vector: Array, moments: RunningMoments) -> Array:
-        # float32 is too coarse for the mean of numbers that are much larger than their standard deviation.
-        as_constant, clip = library_of(vector).asarray, self._config.clip
-        mean = as_constant(moments.mean if vector.itemsize == 8 else moments.mean.astype(np.float32))
+    def _normalized(self, vector: Array, name: str) -> Array:
+        as_constant, clip, moments = library_of(vector).asarray, self._config.clip, self._moments[name]
+        mean = as_constant(moments.mean.astype(self._types[name]))
         scale = as_constant((1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32))
         return cast(((vector - mean) * scale).clip(-clip, clip), np.float32)
+
+
+def _is_number(space: gym.Space[Any]) -> bool:
+    """Return whether a space is an array of numbers other than bytes and flags."""
+    return isinstance(space, gym.spaces.Box) and space.dtype.kind in "iuf" and space.dtype != np.uint8
 
 
 @dataclass(kw_only=True)
@@ -319,6 +332,9 @@ def _is_own(target: str) -> bool:
 class Transforms:
     """All transforms of a session, applied in order."""
 
+    spaces: Spaces
+    """Spaces of what the learner sees."""
+
     def __init__(self, parts: Mapping[str, Transform], copies: bool = False) -> None:
         """copies: whether the agent receives copies, because it may modify its inputs."""
         self._parts, self._copies = dict(parts), copies
@@ -354,9 +370,12 @@ class Transforms:
                     code="target",
                     key=f"transforms.{name}._target_",
                 )
+            spaces = dataclasses.replace(spaces, observation=parts[name].space(spaces.observation))
             for moments in parts[name].statistics():
                 moments.ranks = ranks
-        return cls(parts, copies=agent is not None and not _is_own(agent.target))
+        transforms = cls(parts, copies=agent is not None and not _is_own(agent.target))
+        transforms.spaces = spaces
+        return transforms
 
     @property
     def drifting(self) -> list[str]:

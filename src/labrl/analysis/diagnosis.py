@@ -341,7 +341,9 @@ def _growing_values(of: Evidence) -> Seen | None:
 
 @rule(
     "actions at the bounds",
-    "the policy's outputs are far outside the action space, so its gradient hardly changes the actions",
+    "the policy's outputs are far outside the action space (from the start, if its bounds are far from 0 or "
+    "close to each other), so its gradient hardly changes the actions",
+    "agent.action_bounds=rescale",
     "agent.lr*0.1",
     "transforms/reward=normalize",
     "transforms/observation=normalize",
@@ -385,20 +387,6 @@ def _reward_scale(of: Evidence) -> Seen | None:
     return (f"rewards of {number(size, 3)} per step, as the learner sees them", frames)
 
 
-@rule(
-    "observations unscaled",
-    "rewards have an ordinary size, so large observations cause the large gradients and saturate layers",
-    "transforms/observation=normalize",
-)
-def _unscaled_observations(of: Evidence) -> Seen | None:
-    normalized = of.option("transforms.observation._target_") is not None
-    if normalized or of.option("env.game") is not None or of.reward is None or _reward_scale(of) is not None:
-        return None
-    if (seen := _clipped(of)) is None:
-        return None
-    return f"{seen[0]}, with rewards of {number(of.reward, 3)} per step", seen[1]
-
-
 def diagnose(of: Evidence) -> Iterator[Sign]:
     """Yield the known signs in the rows of one session."""
     if not len(of.rows["frame"]):
@@ -432,7 +420,9 @@ def _override(attempt: str, of: Evidence) -> str:
     group, _, name = key.rpartition(".")
     has = isinstance(there := of.config.get(group), Mapping) and name in there
     present = of.option(key)
-    return attempt if has and not (present and float(present) >= 0.9 * float(value)) else ""
+    if isinstance(present, int | float) and present and present >= 0.9 * float(value):
+        return ""
+    return attempt if has and present != value else ""
 
 
 def diagnose_folder(folder: Path) -> str:

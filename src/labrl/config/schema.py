@@ -175,9 +175,10 @@ class EnvironmentConfig:
     """Budget of a session in frames (agent steps summed over the environments), >= 1. Schedules have their
     own horizon, so a resume may change the budget."""
     info_keys: Watches[InfoKeys | None]
-    """Entries of the environment's `info` to record as columns `info/<name>`; null: none. An episode's value
-    is the last value of its steps, or the sum, mean, minimum or maximum of their values. A list of names
-    means the last value. `a.b` is entry b of the dict a."""
+    """Entries of the environment's `info` to record as columns `info/<name>`; null: none; auto: `success` or
+    `is_success` of the last step as `info/success`, if the environment has it. An episode's value is the last
+    value of its steps, or the sum, mean, minimum or maximum of their values. A list of names means the last
+    value. `a.b` is entry b of the dict a."""
 
 
 @dataclass(kw_only=True)

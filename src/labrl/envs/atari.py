@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,7 +92,6 @@ class AtariEnv(Backend):
     ) -> None:
         check_game(config.game)
         self._life_loss_signal = config.life_loss_signal and not evaluation
-        self._uses_infos = bool(config.info_keys)
         self._lives = np.zeros(num_envs, dtype=np.int32)  # lives after the last reset or step [num_envs]
         self.name = config.name
         self.num_envs = num_envs
@@ -124,6 +124,11 @@ class AtariEnv(Backend):
         return copy.deepcopy(_spaces[key])
 
     @property
+    def info(self) -> Mapping[str, Any]:  # type: ignore[override]  # joined only when it is read
+        """Numbers of the last step, as `Backend.info`."""
+        return self._emulators.info
+
+    @property
     def _emulators(self) -> BatchedEmulators | SeparateEmulators:
         if self._open is None:
             raise RuntimeError(f"{self.name}: the environment is closed")
@@ -150,8 +155,6 @@ class AtariEnv(Backend):
         lost = lives < self._lives
         self._lives, self._serves = lives, lost & ~ended
         terminated = ended | lost if self._life_loss_signal else ended
-        if self._uses_infos:
-            self.info = self._emulators.info
         return Transition(observation, reward, terminated, truncated, ended)
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Never
 
 import gymnasium
@@ -19,6 +20,7 @@ from labrl.envs.info import number_of, numbers_of, shorten
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
 from labrl.errors import EnvironmentFailedError, note_place
+from labrl.types import Reduction
 
 RETURNED = {
     "reset": ("observation", "info"),
@@ -56,27 +58,31 @@ class CheckedEnv:
         *,
         masked: bool | None = None,
         wanted: bool = False,
-        numbers: Sequence[str] = (),
+        numbers: Mapping[str, Reduction] = MappingProxyType({}),
         renew: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """make: function that makes the environment; name, number: the environment's name, and its index in
         the session, for messages; masked: whether environments of this configuration provide masks, None if
         this is to be found out, with infos that are passed on unchanged; wanted: whether the run would use
-        masks; numbers: names of the numbers to keep from the infos of steps; renew: whether to make a new
-        environment for every episode, because a seeded reset depends on earlier episodes; options: argument
-        `options` of every reset."""
+        masks; numbers: names of the numbers to keep from the infos of steps, with their reductions; renew:
+        whether to make a new environment for every episode, because a seeded reset depends on earlier
+        episodes; options: argument `options` of every reset."""
         self.env = make()
         self._make, self._name, self._number = make, name, number
         self._passes_infos, self._must_lack_mask = masked is None, wanted and masked is False
-        self._numbers, self._renews, self._options = numbers, renew, options
+        self._numbers = [*numbers, *(f"is_{name}" for name, how in numbers.items() if how == "auto")]
+        self._reads_each_step = any(how != "auto" for how in numbers.values())
+        self._renews, self._options = renew, options
         self._space, actions = self.env.observation_space, self.env.action_space
-        plain = isinstance(self._space, Box) and not numbers and not self._passes_infos
+        plain = isinstance(self._space, Box) and not self._reads_each_step and not self._passes_infos
         self._plain_shape, self._dtype = self._space.shape if plain else None, self._space.dtype
         """Shape and dtype of observations that need no further check. Shape None: each observation is checked
         further."""
         self._num_flags = sum(choices(actions)) if masked else 0
         self._has_mask_in_dict = carries_mask(self._space, actions)
+        self.info: Mapping[str, Any] = {}
+        """The whole info of the last reset or step, as the environment returned it."""
         self._steps = -1
         """Number of steps since the last reset; -1 before the first."""
 
@@ -101,8 +107,8 @@ class CheckedEnv:
                 self._check_innermost("reset", given)
             note_place(error, f"reset of environment {self._number}")
             raise
-        observation, info = self._as_values("reset", answer, given)
-        return observation, self._check(observation, info)
+        observation, self.info = self._as_values("reset", answer, given)
+        return observation, self._check(observation, self.info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         """Act. Returns the observation, the reward, two flags, and the part of the info that labrl uses.
@@ -120,6 +126,7 @@ class CheckedEnv:
         if type(answer) is not tuple or len(answer) != 5:
             answer = self._as_values("step", answer, {"action": action})
         observation, reward, terminated, truncated, info = answer
+        self.info = info
         # Comparing types and shape suffices for the values that most environments return.
         if (
             type(observation) is np.ndarray
@@ -130,6 +137,7 @@ class CheckedEnv:
             and type(truncated) in FLAGS
             and type(info) is dict
             and KEY not in info
+            and not (self._numbers and (terminated or truncated))
         ):
             return observation, reward, terminated, truncated, {}
         if type(reward) not in NUMBERS:
@@ -142,8 +150,9 @@ class CheckedEnv:
         if type(truncated) not in FLAGS:
             truncated = self._read_flag(truncated, "truncated")
         used = self._check(observation, info)
-        if self._numbers:
-            used = {**numbers_of(info, self._numbers, terminated or truncated), **used}
+        over = terminated or truncated
+        if self._reads_each_step or (over and self._numbers):
+            used = {**numbers_of(info, self._numbers, over and self._reads_each_step), **used}
         return observation, reward, terminated, truncated, used
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from labrl.envs.masks import observation_of, replace_invalid
 from labrl.errors import TRACEBACK, InputError, described
-from labrl.spaces import ACHIEVED, DESIRED, alike
+from labrl.spaces import ACHIEVED, DESIRED, alike, stored_dtype
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,8 @@ class GoalEnv:
         goal = self._space[ACHIEVED]  # type: ignore[index]
         sizes, over = goal.shape or (), True
         steps = next(number for number in range(STEPS, 0, -1) if number not in sizes)
-        goals = {name: np.zeros((steps, *sizes), goal.dtype) for name in (ACHIEVED, DESIRED)}
+        dtype = stored_dtype(np.dtype(goal.dtype))
+        goals = {name: np.zeros((steps, *sizes), dtype) for name in (ACHIEVED, DESIRED)}
         rewards, ends = np.zeros(steps), np.zeros(steps)
         try:
             env: Any = self._own()
@@ -166,7 +167,7 @@ class GoalEnv:
                 action = replace_invalid(env.action_space.sample(), env.action_space, seen, info)
                 seen, reward, terminated, truncated, info = env.step(action)
                 for name, values in goals.items():
-                    values[step] = np.array(observation_of(seen)[name], goal.dtype).reshape(sizes)
+                    values[step] = np.array(observation_of(seen)[name], dtype).reshape(sizes)
                 rewards[step], ends[step] = np.asarray(reward).item(), np.asarray(terminated).item()
                 over = bool(np.any(terminated) or np.any(truncated))
         except Exception as error:

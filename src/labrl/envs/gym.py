@@ -65,7 +65,7 @@ class GymnasiumEnv(Backend):
             config.name,
             masked=self.masked,
             wanted=config.action_mask,
-            numbers=tuple(config.info_keys or ()),
+            numbers=config.info_keys or {},
             renew=config.fresh_env_per_episode or known.repeats == "if new",
             options=config.reset_options,
         )
@@ -101,7 +101,8 @@ class GymnasiumEnv(Backend):
         Returns None for other environments, and if settings could change the task.
         """
         own = config.make or config.kwargs or config.import_module or config.wrappers or config.reset_options
-        if own or config.fresh_env_per_episode or config.info_keys or config.vectorization != "auto":
+        infos = set((config.info_keys or {}).values()) - {"auto"}  # these tasks have no success
+        if own or config.fresh_env_per_episode or infos or config.vectorization != "auto":
             return None
         spec = gymnasium.registry.get(config.id or "")
         if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):

@@ -26,6 +26,7 @@ _REDUCE: dict[Reduction, Callable[[_Numbers, _Numbers], _Numbers]] = {
     "mean": lambda old, new: old + new,  # divided by the number of steps at the end
     "min": np.minimum,
     "max": np.maximum,
+    "auto": lambda old, new: new,
 }
 
 
@@ -33,13 +34,13 @@ class EpisodeNumbers:
     """The numbers of the unfinished episodes, one for each environment and key.
 
     Steps without a number are left out. A warning is logged, once for each key, if no step of an episode has
-    a value, or if a value is not a finite number.
+    a value, or if a value is not a finite number, except for the reduction `auto`.
     """
 
     def __init__(self, keys: Mapping[str, Reduction], num_envs: int, called: str, warns: bool = True) -> None:
         """called: name of the environment in warnings; warns: whether to log warnings."""
         self._keys, self._called, self._num_envs = dict(keys), called, num_envs
-        self._told: set[str] = set() if warns else set(keys)
+        self._told = {name for name, how in keys.items() if how == "auto" or not warns}
         self._latest: Mapping[str, Any] = {}
         self.begin()
 
@@ -51,8 +52,9 @@ class EpisodeNumbers:
     def add(self, info: Mapping[str, Any], own: NDArray[np.bool_] | None = None) -> None:
         """Add a step. info: info of all environments; own: environments for which it counts, [num_envs]."""
         self._latest = info
-        for name, how in self._keys.items():
-            new, fault = _column(info, name, self._num_envs)
+        for name, how in self._keys.items() if info else ():
+            entry = f"is_{name}" if how == "auto" and name not in info else name
+            new, fault = _column(info, entry, self._num_envs)
             if fault:
                 self._warn(name, f"{fault}, not a finite number, so such steps are left out")
             given = ~np.isnan(new) if own is None else own & ~np.isnan(new)
@@ -65,7 +67,8 @@ class EpisodeNumbers:
     def end(self, env: int, length: int) -> dict[str, float]:
         """Return the numbers of an environment's finished episode, and start its next episode.
 
-        length: number of steps of the episode, 0 to give no warning. A number is nan if no step had one.
+        length: number of steps of the episode, 0 to give no warning. A number is nan if no step had one, and
+        left out if its reduction is `auto`.
         """
         found = {}
         for name, how in self._keys.items():
@@ -74,7 +77,8 @@ class EpisodeNumbers:
                 there = ", ".join(_walk(self._latest, ""))
                 others = f"; the last info contained {there}" if there else ""
                 self._warn(name, f"is missing in all {length:,} steps of an episode{others}")
-            found[name] = value / count if how == "mean" and count else value
+            if count or how != "auto":
+                found[name] = value / count if how == "mean" and count else value
             self._values[name][env], self._counts[name][env] = np.nan, 0
         return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -168,6 +169,27 @@ def result_of_sweep(job: Job, raise_on_failure: bool) -> SweepResult:
     return result
 
 
+_calls = threading.RLock()
+
+
+@contextmanager
+def only_thread(caller: str) -> Iterator[None]:
+    """Context manager: raise InputError if another thread of this process trains, because threads would share
+    PyTorch's and Hydra's global state.
+
+    caller: function that is called, for the message.
+    """
+    if not _calls.acquire(blocking=False):
+        why = "another thread of this process is in labrl.train or labrl.sweep, which would make both inexact"
+        fix = "Call one after the other, start a process for each, or call labrl.sweep([...]) once"
+        raise InputError.usage(caller, why, fix)
+    try:
+        yield
+    finally:
+        _calls.release()
+
+
+@only_thread("labrl.train")
 def train(
     overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, raise_on_failure: bool
 ) -> TrialResult:

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.spaces import array_dtype
+from labrl.spaces import array_dtype, stored_dtype
 
 
 class FrameRing:
@@ -40,8 +40,7 @@ class FrameRing:
         """Number of frames in an observation, >= 1."""
         self.frame: tuple[int, ...] = self.shape[1:] if is_stack else self.shape
         """Shape of a frame."""
-        dtype = array_dtype(space)
-        self.dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
+        self.dtype = stored_dtype(array_dtype(space))
         self.is_image = _has_image(space)
 
     def length_for(self, transitions: int, n_step: int, together: int = 0) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from labrl.errors import InputError, LabrlError
 from labrl.memory import Minibatch
-from labrl.spaces import array_dtype
+from labrl.spaces import array_dtype, stored_dtype
 
 if TYPE_CHECKING:
     from labrl.step import Masks, States, Step
@@ -59,7 +59,7 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
     """
     from labrl.memory.workspace import gigabytes, memory_available  # not needed for learning
 
-    needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
+    needed = horizon * num_envs * math.prod(space.shape or ()) * stored_dtype(array_dtype(space)).itemsize
     available = memory_available()
     if available is not None and needed > available:
         raise InputError.resources(
@@ -241,8 +241,7 @@ class Rollout:
                     shape = (self.horizon, *row.shape)
                     arrays[name] = torch.zeros(shape, dtype=row.dtype, device=row.device)
                 elif row is not None:
-                    dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
-                    arrays[name] = np.zeros((self.horizon, *row.shape), dtype)
+                    arrays[name] = np.zeros((self.horizon, *row.shape), stored_dtype(row.dtype))
         if isinstance(observation, Tensor) and not isinstance(arrays["observation"], Tensor):
             arrays["observation"] = torch.from_numpy(arrays["observation"]).to(observation.device)
         arrays["observation"][t] = observation

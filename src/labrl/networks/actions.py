@@ -97,16 +97,15 @@ class BoxActions:
     """Conversion of flat actions in [-1, 1] to actions of a bounded Box space."""
 
     def __init__(self, space: gym.spaces.Box, precision: type[np.floating] | None = None) -> None:
-        """precision: dtype in which the bounds are computed; None for the dtype of the space."""
+        """precision: dtype in which the bounds are computed; None for that of the space, at least float32."""
         self.size = math.prod(space.shape)
         """Number of components of an action."""
         self.stored: gym.Space[Any] = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
         """Space of the stored actions."""
         self._shape, self._dtype = space.shape, space.dtype
         low, high = space.low.reshape(-1), space.high.reshape(-1)
-        if precision is not None:
-            low, high = low.astype(precision), high.astype(precision)
-        self._low, self._high = low, high
+        wide = precision or np.result_type(space.dtype, np.float32)  # differences overflow in float16
+        self._low, self._high = low, high = low.astype(wide), high.astype(wide)
         self._middle, self.half = (low + high) / 2, (high - low) / 2
 
     @staticmethod

@@ -45,7 +45,7 @@ class ActingCopy:
         self.agent = build_agent(
             config.agent,
             num_ranks,
-            spaces=spaces,
+            spaces=self.transforms.spaces,
             clock=self.clock,
             streams=Streams(seed),
             # The copy acts with any number of environments, and each number would need its own CUDA graph.

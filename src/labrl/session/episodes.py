@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from labrl.errors import EnvironmentFailedError
 from labrl.processes.secrets import redact
 from labrl.run.episodes import RecordedEpisode, Source, checksum
 from labrl.step import Episode
-from labrl.types import INFO
+from labrl.types import INFO, Reduction
 
 
 class Played(NamedTuple):
@@ -110,10 +111,10 @@ class Highlights:
 class EpisodeWindow:
     """The last `window` episodes, in the order in which they ended."""
 
-    def __init__(self, window: int, info: Collection[str] = ()) -> None:
-        """info: names of the numbers to keep from each episode's `info`."""
+    def __init__(self, window: int, info: Mapping[str, Reduction] = MappingProxyType({})) -> None:
+        """info: the numbers to keep from each episode's `info`, with their reductions."""
         self.info = info
-        """Names of the numbers to keep from each episode's `info`, which are those of `env.info_keys`."""
+        """The numbers to keep from each episode's `info`, those of `env.info_keys`, with their reductions."""
         self.latest: deque[Episode] = deque(maxlen=window)
         """The episodes in the window. Episodes restored from a checkpoint have only a return, a length and
         `info`."""
@@ -136,7 +137,9 @@ class EpisodeWindow:
         info = {name: state["info"][name] for name in self.info if name in state.get("info", {})}
         self.latest.clear()
         for place, (score, length) in enumerate(zip(state["returns"], state["lengths"], strict=True)):
-            own = {name: float(column[place]) for name, column in info.items()}
+            own = {
+                name: float(column[place]) for name, column in info.items() if column[place] == column[place]
+            }
             self.latest.append(Episode(-1, -1, -1, float(score), int(length), False, own))
 
 
@@ -157,15 +160,21 @@ def episode_statistics(episodes: Iterable[Episode | RecordedEpisode]) -> dict[st
     return dict(zip(names, map(float, numbers), strict=True))
 
 
-def info_statistics(episodes: Iterable[Episode], names: Iterable[str]) -> dict[str, float]:
+def info_statistics(episodes: Iterable[Episode], keys: Mapping[str, object]) -> dict[str, float]:
     """Return the columns `info/<name>`: the mean of a number over the episodes that have it; nan if none has
-    it."""
+    it. keys: the names, as in `names_of`."""
     found, listed = {}, list(episodes)
-    for name in names:
+    for name in names_of(keys, listed):
         column = numbers_named(listed, name)
         known = column[~np.isnan(column)]
         found[f"{INFO}{name}"] = float(known.mean()) if known.size else np.nan
     return found
+
+
+def names_of(keys: Mapping[str, object], episodes: Collection[Episode]) -> list[str]:
+    """Return the names in `keys` without those of the reduction `auto` that no episode has."""
+    had = {name for episode in episodes for name in episode.info}
+    return [name for name, how in keys.items() if how != "auto" or name in had]
 
 
 def numbers_named(episodes: Iterable[Episode], name: str) -> NDArray[np.float64]:

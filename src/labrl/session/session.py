@@ -106,7 +106,7 @@ class Session:
             self.agent = build_agent(
                 config.agent,
                 ranks.size,
-                spaces=spaces,
+                spaces=self.transforms.spaces,
                 clock=self.clock,
                 streams=self.streams,
                 compute=compute,

@@ -27,7 +27,7 @@ from labrl.run.run import Run
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.devices import available_cpus
-from labrl.session.episodes import Played, numbers_named
+from labrl.session.episodes import Played, names_of, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
 from labrl.trial.again import check_past
@@ -235,7 +235,7 @@ class LoadedPolicy:
             lengths=np.array([episode.length for episode in found]),
             seeds=np.array([episode.seed for episode in found]),
             truncated=np.array([episode.truncated for episode in found]),
-            info={name: numbers_named(found, name) for name in info_keys(self.trial.env)},
+            info={name: numbers_named(found, name) for name in names_of(info_keys(self.trial.env), found)},
         )
 
     def vector_env(self, episodes: int) -> VectorEnv:

@@ -12,6 +12,7 @@ from typing import Any
 from labrl.agents.agent import Agent, agent_class
 from labrl.agents.make import check_abilities, check_actions, learns_faster_on_gpu
 from labrl.agents.parts.experience import check_replay
+from labrl.agents.policy_agent import PolicyConfig, starts_outside
 from labrl.agents.transforms import Transforms
 from labrl.component import MAIN, Component, used_of_main
 from labrl.config.compose import check_no_search, resolve
@@ -305,6 +306,12 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
     if used_of_main:
         names = ", ".join(f"{MAIN}.{name}" for name in sorted(used_of_main))
         say(f"only this script or notebook can resume the run, because it defines {names}")
+    actions, settings = describe(config.env)[1], config.agent.config
+    if isinstance(settings, PolicyConfig) and (remedy := starts_outside(settings, actions)):
+        say(
+            f"the policy starts with actions of about 0, far outside {actions}, so they are all clipped to a "
+            f"bound and little can be learned. {remedy}"
+        )
     if ignores_precision(config):
         say(
             "meta.precision=bf16 has no effect: only networks for image observations use it, and this trial "
