@@ -19,7 +19,7 @@ from shared_folder import share_compositions
 
 # Two PyTorch threads are five times slower when another test process competes for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in labrl.processes.startup.let_threads_sleep
+os.environ.setdefault("GOMP_SPINCOUNT", "500")  # as in labrl.processes.startup.let_threads_sleep
 os.environ["WANDB_MODE"] = "disabled"
 
 # Examples have no deadline, because a busy machine may need a second for one. The same code is always tested

@@ -162,8 +162,8 @@ assert not unneeded, "training needs none of these"
 @pytest.mark.parametrize(
     ("code", "variables", "spins"),
     [
-        pytest.param(AS_A_COMMAND, {}, "10000", id="command"),
-        pytest.param(AS_A_FUNCTION, {}, "10000", id="function"),
+        pytest.param(AS_A_COMMAND, {}, "500", id="command"),
+        pytest.param(AS_A_FUNCTION, {}, "500", id="function"),
         pytest.param(
             AS_A_COMMAND, {"GOMP_SPINCOUNT": "123"}, "123", id="command counts", marks=pytest.mark.matrix
         ),

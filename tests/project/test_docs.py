@@ -310,6 +310,24 @@ def test_tutorial_agent_resumes_exactly(overrides: list[str]) -> None:
     assert differences(Path("runs/parts"), Path("runs/whole")) == []
 
 
+def test_example_with_its_own_optimizer_resumes_exactly_and_changes_what_is_learned() -> None:
+    small = [
+        "agent.horizon=50",
+        "agent.batch_size=50",
+        "agent.network.torso.mlp.hidden=[8]",
+        "env.num_envs=1",
+    ]
+    agent = ["--config-dir", str(DOCS / "examples"), "agent=rnd_ppo", "preset=none", *small, *QUIET, "seed=1"]
+    assert cli.main([*agent, "env.max_frame=280", "hydra.run.dir=runs/whole"]) == 0
+    assert (
+        cli.main([*agent, "env.max_frame=170", "hydra.run.dir=runs/parts"]) == 0
+    )  # in the middle of a rollout
+    assert cli.main(["+resume=runs/parts", "env.max_frame=280"]) == 0
+    assert differences(Path("runs/parts"), Path("runs/whole")) == []
+    assert cli.main([*agent, "agent.novelty_coef=0", "env.max_frame=280", "hydra.run.dir=runs/off"]) == 0
+    assert differences(Path("runs/off"), Path("runs/whole"))
+
+
 def test_term_of_the_tutorial_agent_is_a_column_and_changes_what_is_learned() -> None:
     rows = {}
     for weight in ("0", "5"):
