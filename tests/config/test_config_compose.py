@@ -415,7 +415,7 @@ def hidden(config: Any, plain: Any, key: str = "") -> list[str]:
         return missing + [
             n for name in shown for n in hidden(getattr(config, name), plain[name], f"{key}.{name}")
         ]
-    if isinstance(config, dict):
+    if isinstance(config, dict) and isinstance(plain, dict):  # a word may stand for several values
         return [n for name, part in config.items() for n in hidden(part, plain[name], f"{key}.{name}")]
     return []
 

@@ -85,6 +85,7 @@ def test_trial_creates_one_more_environment_for_its_videos(masked: bool, log: Pa
     assert count(log, "made") == count(log, "closed") == 1 + NUM_ENVS + 1
 
 
+@pytest.mark.extended
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("masked", [False, True])
 def test_without_check_one_environment_exists_besides_those_of_the_run(
@@ -95,6 +96,7 @@ def test_without_check_one_environment_exists_besides_those_of_the_run(
     assert events == ["made", "closed", *["made"] * NUM_ENVS, *["closed"] * NUM_ENVS, "made", "closed"]
 
 
+@pytest.mark.extended
 def test_checked_trial_compares_two_environments_and_closes_them(log: Path, tmp_path: Path) -> None:
     labrl.train(overrides(log, tmp_path / "run", "meta.videos=false", "env.check=true"))
     events = [line.partition(" ")[0] for line in log.read_text().splitlines()]

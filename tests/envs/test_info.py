@@ -56,6 +56,7 @@ FAULTY = {"lane": "last", "far": "sum", "brakes": "mean", "speed": "mean"}
 DRIVE = ["env=gymnasium", "env.id=null", "env.name=drive", "+env.make._target_=info_env.Drive"]
 DRIVE += [*QUIET, *VECTOR, "env.num_envs=4"]
 PPO = [*DRIVE, "agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"]
+PPO += ["agent.network.torso.mlp.hidden=[8]"]
 INFO = "env.info_keys={speed: mean, cost.fuel: sum, success: last}"
 
 

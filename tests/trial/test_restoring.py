@@ -174,8 +174,9 @@ def test_every_callback_is_part_of_the_tested_sessions(tmp_path: Path) -> None:
     session.close()
     used = {type(callback) for callback in session.callbacks}
     known = {found for found in classes(labrl.session.callbacks) if issubclass(found, Callback)}
-    # These have no state; they are tested in test_profile_and_crash.py and test_search_processes.py.
-    on_demand = {"Profile", "ReportToSearch"}
+    # Two have no state; they are tested in test_profile_and_crash.py and test_search_processes.py. The third,
+    # which is tested in test_env_repeats.py, is not made for environments of labrl.
+    on_demand = {"Profile", "ReportToSearch", "CheckRepeats"}
     assert {found.__name__ for found in known} - {"Callback"} - on_demand == {
         found.__name__ for found in used
     }
@@ -211,7 +212,7 @@ def test_every_attribute_of_a_session_is_saved_or_derived(tmp_path: Path) -> Non
     # `source`, `act`, `team` and `view` are built from the configuration and the agent.
     derived = {"_observation", "interruption", "team", "source", "act", "view"}
     # The clock decides when a callback is due; callbacks save their own state.
-    derived |= {"_next_frame", "_next_time", "highlights", "evaluate", "checkpoint"}
+    derived |= {"_next_frame", "_next_time", "watchers", "evaluate", "checkpoint"}
     derived |= {"_last_step"}  # callbacks read it, and the first of them is called after the next step
     # The noise scale of gradients belongs to `compute`, which measures it.
     assert set(vars(session)) | {"noise"} == saved | given | derived

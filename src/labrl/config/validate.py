@@ -171,7 +171,9 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     shown = repr(places.get(key)) if isinstance(places.get(key), str) else written(places.get(key))
     hint = option_meant(key, given)
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
-    allowed = re.sub(r"^\w+ should", "must", one["msg"])
+    allowed = re.sub(r"^\w+ should", "must", one["msg"]).replace(
+        "a valid boolean", "a boolean, true or false"
+    )
     match kind:
         case "unexpected_keyword_argument":
             # Keys beside an unknown key may be unknown too; those that belong there are in `known`.
