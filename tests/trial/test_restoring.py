@@ -174,8 +174,8 @@ def test_every_callback_is_part_of_the_tested_sessions(tmp_path: Path) -> None:
     session.close()
     used = {type(callback) for callback in session.callbacks}
     known = {found for found in classes(labrl.session.callbacks) if issubclass(found, Callback)}
-    # Two have no state, and are tested in test_profile_and_crash.py and test_search_processes.py. The third is
-    # tested in test_env_repeats.py, because it is not made for environments of labrl.
+    # Two have no state, and are tested in test_profile_and_crash.py and test_search_processes.py. The third
+    # is not made for environments of labrl, and is tested in test_env_repeats.py.
     on_demand = {"Profile", "ReportToSearch", "CheckRepeats"}
     assert {found.__name__ for found in known} - {"Callback"} - on_demand == {
         found.__name__ for found in used
