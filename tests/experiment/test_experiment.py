@@ -369,7 +369,7 @@ def test_unknown_key_is_refused_before_any_trial_of_an_experiment_changes(
 
 
 @pytest.mark.extended
-def test_edits_apply_only_to_the_named_trials_and_keep_the_others(
+def test_edits_apply_to_every_trial_and_new_seeds_add_trials(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=e"]) == 0
@@ -381,7 +381,7 @@ def test_edits_apply_only_to_the_named_trials_and_keep_the_others(
     (Path("e") / "experiment.json").write_text(json.dumps({**info, "status": "interrupted"}))
     assert main(["-m", "+resume=e", "seed=0", "env.max_frame=384"]) == 0
     assert trial_statuses(Path("e")) == ["finished"] * 3
-    assert [overrides["env.max_frame"] for overrides in overrides_of(Path("e"))] == ["384", "256", "256"]
+    assert [overrides["env.max_frame"] for overrides in overrides_of(Path("e"))] == ["384"] * 3
     assert main(["-m", "+resume=e", "seed=7"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
     assert [(overrides["seed"], overrides["env.max_frame"]) for overrides in overrides_of(Path("e"))] == [

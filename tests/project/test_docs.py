@@ -80,7 +80,10 @@ def shortened(overrides: list[str]) -> list[str]:
     )
     if starts_run and not any(override.startswith("env.max_frame=") for override in overrides):
         overrides.append("env.max_frame=1024")
-    in_process = [ONE_PROCESS] if "-m" in overrides else []  # starting processes takes seconds
+    searches = any("optuna" in override for override in overrides)  # whose trials ask another process
+    in_process = (
+        [ONE_PROCESS] if "-m" in overrides and not searches else []
+    )  # starting processes takes seconds
     return [*overrides, *QUIET, *in_process] if starts_run else overrides
 
 
@@ -181,7 +184,7 @@ def test_python_snippets_run(page: str, code: str) -> None:
     shorter = '2048", "meta.eval_frequency=1024"'
     code = code.replace("docs/examples", str(DOCS / "examples")).replace('20000"', shorter)
     if "labrl.sweep(" in code:  # starting processes takes seconds
-        code = code.replace('4000"', '1024", "meta.eval_frequency=512", ONE_PROCESS')
+        code = code.replace('4000"', f'1024", "meta.eval_frequency=512", "{ONE_PROCESS}"')
     scope: dict[str, object] = {}
     exec(code, scope)
     result = scope.get("result")

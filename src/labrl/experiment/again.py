@@ -26,8 +26,6 @@ class ExperimentAgain:
     overrides: list[str]
     """The overrides of the experiment, then those of the current command, which replace earlier ones of the
     same keys."""
-    own: list[str]
-    """The previous overrides of the experiment, without those for Hydra."""
     edits: list[str]
     """The overrides of the current command, except those for Hydra; of several with the same key, only the
     last."""
@@ -59,7 +57,6 @@ class ExperimentAgain:
                 *replaced(typed, edits),
                 f"hydra.sweep.dir={quoted(str(folder.path))}",
             ],
-            own=own,
             edits=[override for override in edits if not is_hydras(override)],
             swept={"seed", *map(str, info.get("swept", []))},
             config_dir=config_dir,

@@ -21,7 +21,7 @@ from labrl.analysis.adastop import Stages
 from labrl.analysis.formats import align_columns
 from labrl.config.compose import check_no_search, naming_preset, resolve
 from labrl.config.extensions import Groups
-from labrl.config.keys import Change, is_hydras, key_of, traits, unescaped, values_of
+from labrl.config.keys import Change, is_hydras, key_of, unescaped, values_of
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
 from labrl.errors import InputError, LabrlError
@@ -49,8 +49,6 @@ class Plan:
     """All trials, including those of earlier commands."""
     left: list[tuple[TrialRecord, Need]]
     """The trials that remain to run, with the slots that they need."""
-    selects: bool = False
-    """Whether the edits apply to only some of the existing trials, so that the others keep their values."""
 
 
 @dataclass
@@ -63,8 +61,6 @@ class _Trial:
     again: Again | None = None
     """The earlier run that the trial continues: its own run if it is resumed, or the run from which it
     forks."""
-    edited: bool = True
-    """Whether the edits of a resumed experiment apply to the trial."""
     fits: bool = True
     """Whether the trial's agent fits its environment, as far as this has been checked."""
 
@@ -98,17 +94,13 @@ class _Trial:
             return {str(key): value for key, value in plain.items()}
         return {}
 
-    def changed(self) -> list[Change]:
-        """Return the changes with respect to the trial's earlier run, if there is one."""
-        return self.past.changes(self.plain) if self.past else []
-
     def is_done(self) -> bool:
         """Return whether the trial has finished with the requested budget and sessions, and lacks no file."""
         try:
             if self.past is None or self.past.recorded_status != "finished":
                 return False
             lacks = lacks_files(self.past, self.past.config["meta"].get("report", True))
-            return not lacks and not (self.edited and self.changed())
+            return not (lacks or self.past.changes(self.plain))
         except LabrlError:
             return False
 
@@ -191,39 +183,29 @@ def plan_again(
 ) -> Plan:
     """Find the remaining trials of an experiment, and add new ones.
 
-    A requested trial is an earlier trial if both have the same values of the keys that identify trials. The
-    edits apply to the earlier trials among the requested combinations; all other earlier trials continue
-    unchanged. overrides: overrides of the experiment, including the edits. Raises InputError like
-    `plan_grid`, and if an edit contradicts the past of a trial.
+    A requested combination whose values of the swept keys no earlier trial has is a new trial; the edits of
+    all other keys apply to every earlier trial. overrides: overrides of the experiment, including the edits.
+    Raises InputError like `plan_grid`, and if an edit contradicts the past of a trial.
     """
-    records, wanted = before.trials(), combinations(overrides)
-    matched = _matched(wanted, records, again.swept | swept_keys(overrides))
-    keys = {key_of(override) for override in again.edits}
-    now = {
-        record.number: replaced(record.overrides, [one for one in own if key_of(one) in keys])
-        for own, record in zip(wanted, matched, strict=True)
-        if record is not None
-    }
-    several = swept_keys(again.edits)
-    if not keys & (again.swept | several):  # The edits name no trials, so they are for all.
-        for record in records:
-            now.setdefault(record.number, replaced(record.overrides, again.edits))
-    trials = []
-    for record in records:
-        its = now.get(record.number, record.overrides)
-        trials.append(_earlier(before, dataclasses.replace(record, overrides=its), again, compose))
-        trials[-1].edited = record.number in now
-    added = [own for own, record in zip(wanted, matched, strict=True) if record is None]
-    free = sorted(set(range(len(trials) + len(added))) - {record.number for record in records})
-    new = [_new(number, own, compose, again.fork) for number, own in zip(free, added, strict=False)]
+    records, swept = before.trials(), again.swept | swept_keys(overrides)
+    edits = [one for one in again.edits if key_of(one) not in swept]
+    trials = [
+        _earlier(before, dataclasses.replace(one, overrides=replaced(one.overrides, edits)), again, compose)
+        for one in records
+    ]
+    known, added = [_part(one.overrides, swept) for one in records], []
+    for own in combinations(overrides):
+        if (part := _part(own, swept)) in known:
+            known.remove(part)
+        else:
+            added.append(own)
+    first = 1 + max((one.number for one in records), default=-1)
+    new = [_new(number, own, compose, again.fork) for number, own in enumerate(added, first)]
     _check_twice(new, [trial.record.overrides for trial in trials])
-
-    trials = sorted([*trials, *new], key=lambda trial: trial.record.number)
+    trials += new
     for trial in trials:
-        if trial.edited:
-            _check_count(trial, overrides, len(trials))
-    needs = _left(trials, machine, again.fork, again)
-    return Plan([trial.record for trial in trials], needs, selects=len(now) < len(records))
+        _check_count(trial, overrides, len(trials))
+    return Plan([trial.record for trial in trials], _left(trials, machine, again.fork, again))
 
 
 def _new(number: int, overrides: list[str], compose: Compose, fork: Fork | None) -> _Trial:
@@ -251,26 +233,6 @@ def _values(overrides: Sequence[str]) -> dict[str, str]:
 def _value(override: str) -> tuple[str, str]:
     parsed = OverridesParser.create().parse_override(override)
     return parsed.key_or_group, repr(parsed.value())
-
-
-def _matched(
-    wanted: Sequence[list[str]], records: Sequence[TrialRecord], swept: set[str]
-) -> list[TrialRecord | None]:
-    """Return, for each of the wanted trials, the record of the existing trial that it matches; None for a new
-    trial.
-
-    A trial matches a record with equal values of the `swept` keys, or else of the swept keys that affect
-    learning.
-    """
-    found: list[TrialRecord | None] = [None] * len(wanted)
-    left = list(records)
-    for keys in (swept, {key for key in swept if not traits(key).resume}):
-        for index, overrides in enumerate(wanted):
-            if found[index] is None:
-                own = _part(overrides, keys)
-                found[index] = next((one for one in left if _part(one.overrides, keys) == own), None)
-                left = [one for one in left if one is not found[index]]
-    return found
 
 
 def _part(overrides: Sequence[str], keys: set[str]) -> dict[str, str]:

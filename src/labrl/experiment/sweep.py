@@ -67,7 +67,7 @@ def sweep_grid(
         check_resume(again, before, stages)
         plan = plan_again(again, before, overrides, composed, machine)
     facts = {
-        "overrides": again.own if again and plan.selects else job.overrides,
+        "overrides": job.overrides,
         "hydra_overrides": hydra_overrides(config),
         "swept": sorted(swept_keys(overrides) | (again.swept if again else set())),
         "config_dir": job.config_dir,
