@@ -87,12 +87,6 @@ class Stub:
         order = {"folder": str(task.folder), "number": task.number, "log": str(self.log)}
         return Planned(folder=task.folder, order=order)
 
-    def conclude(self, planned, answer):  # type: ignore[no-untyped-def]
-        """Return the outcome of a trial."""
-        from labrl.experiment.scheduler import Outcome
-
-        return Outcome(status="finished", exit_code=answer[0])
-
 
 _ended: float | None = None
 
@@ -119,12 +113,21 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     """Take part in the search with the folder `home`. Return the exit code."""
     from labrl.experiment.local import WorkersLauncher
     from labrl.experiment.machine import Need
+    from labrl.experiment.scheduler import Outcome
     from labrl.experiment.search.pruners import NoPruner
     from labrl.experiment.search.search import Search
     from labrl.experiment.search.space import Recipe, Space
     from labrl.experiment.search.storage import StudyStorage, silence
     from labrl.experiment.search.study import Plan, Study
     from labrl.run.experiment import Experiment
+
+    class Workers(WorkersLauncher):
+        """Ends trials without reading their folders, which no run has described."""
+
+        def answers(self, seconds: float) -> list[tuple[int, Any]]:
+            return [
+                (number, Outcome(status="finished", exit_code=0)) for number, _ in super().answers(seconds)
+            ]
 
     silence()
     overrides = [
@@ -149,7 +152,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
         study = Study(StudyStorage(url, home), plan, sampler, home)
         recipe = Recipe(plan.space, {"agent": "ppo", "env": "cartpole"}, [])
         one = Search(study, recipe, experiment, str, Need(1, None), max_failure_rate=0)
-        launcher = WorkersLauncher()
+        launcher = Workers()
         launcher.work = "benchmarks.scheduling"
         stub: Any = Stub(home / "ran")
         launcher.planner, launcher.cores = stub, 1
