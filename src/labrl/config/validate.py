@@ -170,10 +170,12 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     parent = key.rpartition(".")[0]
     shown = repr(places.get(key)) if isinstance(places.get(key), str) else written(places.get(key))
     hint = option_meant(key, given)
+    if not hint and "<option>" in (setting := setting_of(key.partition("[")[0])):
+        hint = setting
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
-    allowed = re.sub(r"^\w+ should", "must", one["msg"]).replace(
-        "a valid boolean", "a boolean, true or false"
-    )
+    allowed = re.sub(r"^\w+ should", "must", one["msg"])
+    allowed = allowed.replace("a valid boolean", "a boolean, true or false")
+    allowed = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "a group of keys", allowed)
     match kind:
         case "unexpected_keyword_argument":
             # Keys beside an unknown key may be unknown too; those that belong there are in `known`.
