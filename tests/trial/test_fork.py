@@ -135,7 +135,7 @@ def test_edits_that_a_resume_refuses_change_only_the_future_of_a_fork(trunk: Pat
 def test_fork_takes_over_the_best_model_of_its_past() -> None:
     """The best model up to the fork is taken over, even if the original run found better ones later."""
     # Single episodes of evaluation vary so much that the best one may lie before the fork.
-    noisy = [*PPO, "meta.keep_every=1/3", "meta.rigorous_eval=1", "seed=12"]
+    noisy = [*PPO, "meta.keep_every=1/3", "meta.rigorous_eval=1", "seed=23"]
     assert main([*noisy, "hydra.run.dir=run"]) == 0
     assert [frame for frame in store("run").frames() if frame in (AT, 2 * AT)] == [2 * AT, AT]
     for frame, end in ((AT, 1120), (2 * AT, 2240)):
@@ -302,7 +302,7 @@ def test_frame_between_two_steps_means_the_step_that_crosses_it(trunk: Path) -> 
 
 def test_commands_of_the_page_create_the_runs_that_it_describes() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "fork.md").read_text()
-    commands = re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
+    commands = [one for one in re.findall(r"^    labrl (.*)$", page, re.MULTILINE) if "runs/easy" not in one]
     assert len(commands) == 4
     for command in commands:
         for frames in (8192, 4096, 10_000):

@@ -109,7 +109,12 @@ def fitting(option: str) -> tuple[list[str], int]:
         tasks += [("lamp", inputs, 50), ("bits", SHORT, STOP), ("pendulum", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
-                overrides = [*small(agent, task), *budget, option, *NEEDED_OVERRIDES.get(option, [])]
+                overrides = [
+                    *small(agent, task, narrow=False),
+                    *budget,
+                    option,
+                    *NEEDED_OVERRIDES.get(option, []),
+                ]
                 check(config_of(*overrides))
                 return overrides, frame
             except InputError:
