@@ -24,10 +24,10 @@ from labrl.errors import InputError
 pytestmark = pytest.mark.extended
 
 SOURCES = {
-    "ppo": [*small("ppo", "cartpole"), "meta.max_session=2"],
-    "dqn": small("dqn", "cartpole"),
-    "sac": [*small("sac", "pendulum"), "transforms/observation=normalize"],
-    "td3": small("td3", "pendulum"),
+    "ppo": [*small("ppo", "cartpole", narrow=False), "meta.max_session=2"],
+    "dqn": small("dqn", "cartpole", narrow=False),
+    "sac": [*small("sac", "pendulum", narrow=False), "transforms/observation=normalize"],
+    "td3": small("td3", "pendulum", narrow=False),
 }
 
 
@@ -122,7 +122,11 @@ def test_each_session_may_start_with_the_session_of_the_same_index(runs: Path, t
 
 
 def test_weights_of_other_shapes_are_refused_or_initialized_anew(runs: Path, tmp_path: Path) -> None:
-    overrides = [*small("ppo", "cartpole"), "agent.network.policy_head=[8]", f"start_from={runs / 'ppo'}"]
+    overrides = [
+        *small("ppo", "cartpole", narrow=False),
+        "agent.network.policy_head=[8]",
+        f"start_from={runs / 'ppo'}",
+    ]
     with pytest.raises(InputError) as error:
         labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'refused'}"])
     assert (error.value.code, error.value.key) == ("contradiction", "start_from.run")
@@ -166,7 +170,11 @@ def test_heads_that_do_not_fit_another_environment_are_initialized_anew(runs: Pa
 
 
 def test_parts_of_a_network_can_be_taken_alone(runs: Path, tmp_path: Path) -> None:
-    overrides = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=1"]
+    overrides = [
+        *frozen(small("ppo", "cartpole", narrow=False)),
+        f"start_from={runs / 'ppo'}",
+        "start_from.session=1",
+    ]
     run = trained(tmp_path / "run", [*overrides, "start_from.parts=torso"])
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
     assert {name.split(".")[1] for name in facts["taken"]} == {"policy_torso", "value_torso"}
@@ -177,7 +185,7 @@ def test_parts_of_a_network_can_be_taken_alone(runs: Path, tmp_path: Path) -> No
     with pytest.raises(InputError) as error:
         labrl.train(
             [
-                *small("ppo", "cartpole"),
+                *small("ppo", "cartpole", narrow=False),
                 f"start_from={runs / 'ppo'}",
                 "start_from.parts=[torsos, policy_head]",
             ]
@@ -201,7 +209,7 @@ def test_resume_is_exact_and_does_not_need_the_source_run(name: str, runs: Path,
 def test_session_killed_before_its_first_checkpoint_starts_the_same_way(runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / "ppo", source)
-    overrides = [*small("ppo", "cartpole"), "env.max_frame=800", f"start_from={source}"]
+    overrides = [*small("ppo", "cartpole", narrow=False), "env.max_frame=800", f"start_from={source}"]
     uninterrupted = trained(tmp_path / "uninterrupted", overrides)
     killed = trained(tmp_path / "killed", overrides)
     shutil.rmtree(source)
@@ -221,7 +229,11 @@ def test_session_killed_before_its_first_checkpoint_starts_the_same_way(runs: Pa
 
 
 def test_session_added_by_a_resume_starts_with_the_weights_of_the_run(runs: Path, tmp_path: Path) -> None:
-    overrides = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=0"]
+    overrides = [
+        *frozen(small("ppo", "cartpole", narrow=False)),
+        f"start_from={runs / 'ppo'}",
+        "start_from.session=0",
+    ]
     run = trained(tmp_path / "run", overrides)
     assert main([f"+resume={run}", "meta.max_session=2"]) == 0
     before = weights(runs / "ppo", 0, "best")
