@@ -32,7 +32,7 @@ _training: set[str] = set()
 """Ids of the tests that have trained in this process."""
 
 _excesses: list[str] = []
-"""What was started or trained beyond the limits since the end of the previous test."""
+"""Descriptions of what exceeded the limits since the end of the previous test."""
 
 
 def _width(session: Session) -> int:
