@@ -25,8 +25,8 @@ UNITS = 8
 MARKS = ("extended", "slow", "matrix")
 """Marks of tests outside the first tier."""
 
-TOOLS = ("git", "nvidia-smi", "uname")
-"""Programs that tests of the first tier may start."""
+TOOLS = ("git", "nvidia-smi", "uname", "fc-list")
+"""Programs that tests of the first tier may start. Matplotlib starts `fc-list` once on a new machine."""
 
 _training: set[str] = set()
 """Ids of the tests that have trained in this process."""
