@@ -49,7 +49,7 @@ def press(number: int, module: str, command: str, *overrides: str, cwd: Path) ->
     ("command", "module"),
     [
         *((command, "labrl.cli") for command in SCRIPTS),
-        ("labrl", "labrl.experiment.command"),
+        ("labrl", "labrl.commands"),
         *(
             pytest.param(command, "labrl.mistakes.spelling", marks=pytest.mark.matrix)
             for command in SCRIPTS
@@ -64,7 +64,7 @@ def test_ctrl_c_during_import_prints_one_line(command: str, module: str, tmp_pat
     assert line.startswith(f"{command}: ")
 
 
-LOADED = ("torch", "numpy.matrixlib", "labrl.trial.trial", "gymnasium.spaces")
+LOADED = ("torch", "numpy.matrixlib", "labrl.trial.train", "gymnasium.spaces")
 RUN = ("env=cartpole", "wandb=disabled", "env.max_frame=2000", "meta.report=false", "hydra.run.dir=run")
 
 

@@ -92,9 +92,9 @@ def train(
     failures are printed and described in `result.error`. Raises `labrl.errors.InputError` for wrong input,
     before anything is written.
     """
-    from labrl.experiment import command
+    from labrl import commands
 
-    return command.train(overrides, config_dir, raise_on_failure)
+    return commands.train(overrides, config_dir, raise_on_failure)
 
 
 @_concise

@@ -14,7 +14,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, LabrlError
 from labrl.processes.output import full_error, print_error, steady_output
@@ -22,8 +22,6 @@ from labrl.processes.signals import Stopped, signals_raise
 from labrl.processes.startup import check_here
 
 if TYPE_CHECKING:
-    from labrl.experiment.command import Composition
-    from labrl.experiment.job import Job
     from labrl.experiment.result import SweepResult
 
 
@@ -34,15 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ended("labrl", _print_version)
     if not {"--help", "-h"}.isdisjoint(arguments):
         return _ended("labrl", _print_help)
+    if "--hydra-help" in arguments:
+        return _ended("labrl", _print_hydra_help)
     from labrl.session.torchrun import Launch, lead, typed_command
 
     typed = typed_command() if argv is None else ["labrl", *arguments]
 
     def command() -> int:
-        from labrl.experiment.command import answer
+        from labrl.commands import answer
 
-        answered = answer(arguments, typed, full_error())
-        return answered if isinstance(answered, int) else compose(answered).exit_code
+        return answer(arguments, typed, full_error())
 
     launch = Launch.here()
     if launch is None:
@@ -54,53 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return follow(launch)
 
 
-def compose(planned: Composition) -> Job:
-    """Have Hydra compose a configuration and print it, or call the sweeper of an experiment with the `Job`.
-
-    Returns the job. Raises LabrlError if composing fails.
-    """
-    import hydra
-
-    from labrl.config.extensions import Groups
-    from labrl.experiment.command import check_shown, hydra_in_charge
-    from labrl.run.signature import trusting
-
-    flags, before = planned.flags, sys.argv
-    sys.argv = ["labrl", *_without_folder(planned.arguments)]
-    try:
-        with (
-            trusting(planned.job.trust),
-            hydra_in_charge(flags.overrides, flags.config_dir, flags.multirun),
-            Groups.searched(flags.config_dir),
-        ):
-            hydra.main(config_path=None, config_name="config")(cast("Any", planned.job))()
-        if flags.cfg:
-            check_shown(flags, planned.job.typed)
-    finally:
-        sys.argv = before
-    return planned.job
-
-
-def _without_folder(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without --config-dir, because Hydra would otherwise look into this folder, too."""
-    flags = ("--config-dir", "-cd")
-    before = [None, *arguments]
-    return [
-        one
-        for one, previous in zip(arguments, before, strict=False)
-        if not (one in flags or previous in flags or one.startswith("--config-dir="))
-    ]
-
-
 def sweep(
     overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, raise_on_failure: bool
 ) -> SweepResult:
     """Run an experiment for `labrl.sweep`, which documents the arguments and errors."""
-    from labrl.experiment.command import begin_sweep, only_thread, result_of_sweep
+    from labrl import commands
 
-    with only_thread("labrl.sweep"), steady_output():
-        job = compose(begin_sweep(overrides, config_dir, full_error()))
-    return result_of_sweep(job, raise_on_failure)
+    with steady_output():
+        return commands.sweep(overrides, config_dir, raise_on_failure, full_error())
 
 
 def list_envs(argv: Sequence[str] | None = None) -> int:
@@ -328,6 +288,18 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
 def _add_trust(parser: ArgumentParser) -> None:
     text = "run any code that the folder names, even if someone else has written the folder"
     parser.add_argument("--trust", action="store_true", help=text)
+
+
+def _print_hydra_help() -> int:
+    """Print the help of Hydra, which reads the command line itself."""
+    import hydra
+
+    before, sys.argv = sys.argv, ["labrl", "--hydra-help"]
+    try:
+        hydra.main(version_base=None, config_path=None)(lambda cfg: None)()
+    finally:
+        sys.argv = before
+    return DONE
 
 
 def _print_help() -> int:

@@ -16,7 +16,7 @@ from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
 from labrl.networks.layers import ExploringHead, Float32Linear
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 SDE = "agent.sde={steps: 3, log_std_init: -1}"
 AGENTS: dict[str, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 TASKS = {"cartpole": (4, gym.spaces.Discrete(2)), "pendulum": (3, gym.spaces.Box(-2, 2, (1,), np.float32))}

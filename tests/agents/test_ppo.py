@@ -27,7 +27,7 @@ from labrl.schedules import AdaptiveRate, LinearSchedule
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Episode, Step
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)

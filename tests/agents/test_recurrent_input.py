@@ -9,7 +9,7 @@ from refusals import refused
 
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code, InputError
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
     "recurrent network for an agent that replays single transitions": (

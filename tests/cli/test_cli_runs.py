@@ -18,7 +18,7 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import WRONG_INPUT, InputError
 from labrl.trial.find import choices
-from labrl.trial.trial import high_rates, ignores_precision
+from labrl.trial.train import high_rates, ignores_precision
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 
@@ -70,7 +70,7 @@ def test_sessions_that_do_not_fit_into_memory_are_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check memory before starting: a thousand processes once made the system kill those of other users."""
-    monkeypatch.setattr("labrl.trial.trial.memory_available", lambda: 1 << 30)
+    monkeypatch.setattr("labrl.trial.create.memory_available", lambda: 1 << 30)
     assert main(["meta.max_session=7", *QUICK]) == WRONG_INPUT
     output = capsys.readouterr().err
     assert "meta.max_session" in output

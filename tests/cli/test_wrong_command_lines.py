@@ -14,7 +14,7 @@ from refusals import refused
 
 import labrl
 import labrl.cli
-import labrl.experiment.job
+import labrl.experiment.trials
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.envs.games import check_environment
 from labrl.errors import InputError, LabrlError
@@ -145,7 +145,7 @@ def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
         return print_error(error, with_traceback)
 
     monkeypatch.setattr(labrl.cli, "print_error", recorded)
-    monkeypatch.setattr(labrl.experiment.job, "print_error", recorded)
+    monkeypatch.setattr(labrl.experiment.trials, "print_error", recorded)
 
     def mistakes(line: str) -> tuple[LabrlError, ...]:
         assert labrl.cli.main(shlex.split(line)) == 2

@@ -27,7 +27,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
 from labrl.errors import InputError
 from labrl.schedules import LinearSchedule
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 CONFIGS = config_folder()
 # The tasks of MuJoCo share their presets, so one stands for all; test_mujoco.py covers each.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labrl.config.keys import ABSENT, Change, changes, contradictions, traits, typed_override
 from labrl.config.schema import TrialConfig
 from labrl.config.traits import Traits, annotation, dataclasses_in, hints
-from labrl.trial.again import refusal
+from labrl.trial.past import refusal
 
 KEYS = st.sampled_from(["a", "b", "c"])
 LEAVES = (

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from labrl.cli import main
-from labrl.config.compose import compose, resolve
+from labrl.config import config_folder
+from labrl.config.compose import compose, compose_first, resolve
+from labrl.config.presets import hydra_options
 from labrl.errors import WRONG_INPUT, InputError
 
 BASE = "defaults:\n  - gymnasium\n  - _self_\n"
@@ -95,3 +97,35 @@ def test_broken_file_is_ignored_when_not_selected(tmp_path: Path) -> None:
     folder = write_yaml(tmp_path, "env", b"a: [\n", "broken")
     write_yaml(folder, "env", f"{BASE}id: CartPole-v1\nname: mine\n".encode())
     assert resolve(compose(["env=mine"], folder)).env.config.name == "mine"
+
+
+def test_option_with_the_name_of_one_of_labrls_is_refused_with_both_paths(tmp_path: Path) -> None:
+    """Regression test: labrl's file was used without a word."""
+    for name in ("agent/ppo", "agent/exploration/boltzmann", "env/cartpole", "env/pong", "wandb/offline"):
+        file = tmp_path / name.replace("/", "_") / f"{name}.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text("gamma: 0.5\n")
+        with pytest.raises(InputError) as refused:
+            compose(["seed=1"], file.parents[name.count("/")])
+        assert (refused.value.code, refused.value.key) == ("usage", str(file))
+        assert str(config_folder()) in refused.value.message
+
+
+def test_key_of_hydra_that_labrl_does_not_read_is_refused_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nhydra: {job: {chdir: true}}\n")
+    with pytest.raises(InputError) as refused:
+        compose(["experiment=mine"], tmp_path)
+    assert refused.value.code == "syntax"
+
+
+def test_sweeper_of_a_file_holds(tmp_path: Path) -> None:
+    """Regression test: a grid ran, because Hydra prefers the choice of config.yaml."""
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /hydra/sweeper: optuna\n"
+    (tmp_path / "experiment" / "tuned.yaml").write_text(text)
+    (tmp_path / "experiment" / "more.yaml").write_text("# @package _global_\ndefaults: [tuned]\n")
+    assert hydra_options(["experiment=more"], str(tmp_path)) == ["hydra/sweeper=optuna"]
+    assert hydra_options(["experiment=more", "hydra/sweeper=grid"], str(tmp_path)) == []
+    overrides = ["experiment=tuned", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "seed=0,1"]
+    assert compose_first(overrides, str(tmp_path)).hydra.sweeper.n_trials == 3

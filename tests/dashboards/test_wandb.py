@@ -18,7 +18,7 @@ from wandb_cases import Server, by_frame, logs, read_log, tables, wandb
 
 from labrl.config.compose import compose, to_plain
 from labrl.dashboards.wandb_session import WandbSession
-from labrl.run.provenance import Command, write_provenance
+from labrl.run.provenance import Origin, write_provenance
 from labrl.run.run import Run
 from labrl.run.tables import CsvTable
 
@@ -42,7 +42,7 @@ class Trial:
         self.run = Run.create(path)
         plain = to_plain(compose(["agent=random", "seed=3", *overrides]))
         self.options = plain["wandb"]
-        write_provenance(self.run, plain, Command(overrides=list(overrides)))
+        write_provenance(self.run, plain, Origin(overrides=list(overrides)))
         self.session = self.run.session(0)
 
     def play(self, *frames: int, evaluate: int = 200) -> None:

@@ -29,10 +29,11 @@ from trial_processes import (
 )
 
 from labrl.cli import main, replay, send_to_wandb
-from labrl.config.compose import compose, hydra_initialized
+from labrl.config.compose import hydra_initialized
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import combinations, plan_grid
 from labrl.experiment.machine import Machine
+from labrl.experiment.trials import Trials
 from labrl.processes.output import LabeledLines
 from labrl.run.experiment import Experiment
 from labrl.session.devices import available_cpus
@@ -188,7 +189,7 @@ def test_edit_that_changes_the_past_is_refused_before_any_trial_runs(
     assert main(["-m", "+resume=latest", "meta.episode_window=50"]) == 2
     output = capsys.readouterr().err
     (row,) = [line.split() for line in output.splitlines() if "meta.episode_window  " in line]
-    assert row[1:] == ["meta.episode_window", "100", "50", "trials", "0,", "1"]
+    assert row[1:] == ["meta.episode_window", "100", "50"]
     assert (the_experiment() / "experiment.json").read_bytes() == record
 
 
@@ -521,21 +522,14 @@ def test_grid_accepts_presets_and_max_trial_is_only_an_upper_limit() -> None:
 
 
 def test_errors_in_a_grid_carry_code_and_key() -> None:
-    machine = Machine(cores=2, gpus=[])
-    with hydra_initialized(None), pytest.raises(InputError) as refused:
-        plan_grid(
-            [*QUICK, "env.max_frame=256,0", "seed=0"],
-            lambda overrides: compose(overrides, with_hydra=True),
-            machine,
-        )
-    assert (refused.value.code, refused.value.key) == ("range", "env.max_frame")
-    with hydra_initialized(None), pytest.raises(InputError) as refused:
-        plan_grid(
-            [*QUICK, "seed=0,1", "meta.max_trial=1"],
-            lambda overrides: compose(overrides, with_hydra=True),
-            machine,
-        )
-    assert (refused.value.code, refused.value.key) == ("contradiction", "meta.max_trial")
+    trials = Trials(kind="grid", overrides=[], hydras=[], config_dir=None, typed="labrl -m")
+    for more, code, key in (
+        (["env.max_frame=256,0", "seed=0"], "range", "env.max_frame"),
+        (["seed=0,1", "meta.max_trial=1"], "contradiction", "meta.max_trial"),
+    ):
+        with hydra_initialized(None), pytest.raises(InputError) as refused:
+            plan_grid([*QUICK, *more], trials, Machine(cores=2, gpus=[]))
+        assert (refused.value.code, refused.value.key) == (code, key)
 
 
 def test_labeled_lines_are_written_whole() -> None:

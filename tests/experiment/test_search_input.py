@@ -231,7 +231,7 @@ def test_labrl_sweeper_replaces_hydras_and_keeps_its_samplers() -> None:
     for sampler in ("tpe", "gp", "cmaes", "random", "grid", "qmc"):
         overrides = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "meta.max_trial=7"]
         node = compose(overrides, with_hydra=True).hydra.sweeper
-        assert node._target_.startswith("labrl.")
+        assert "max_failure_rate" in node  # not the file of hydra-optuna-sweeper
         assert node.n_trials == 7
     assert compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.n_trials == 20
 

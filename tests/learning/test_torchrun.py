@@ -22,7 +22,7 @@ from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
 from labrl.session.torchrun import Launch, refuse_torchrun
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 pytestmark = pytest.mark.extended
 

@@ -27,7 +27,7 @@ from labrl.memory.hindsight import HindsightReplay
 from labrl.memory.workspace import Workspace
 from labrl.spaces import alike, flat_space
 from labrl.step import Step
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 DISCOUNT = np.float32(0.9)
 

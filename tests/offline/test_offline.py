@@ -31,7 +31,7 @@ from labrl.memory.offline import Chunk, ChunkReplay, OfflineData, Requirements
 from labrl.networks.actions import BoxActions
 from labrl.offline.minari import stored_actions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 pytestmark = pytest.mark.extended
 

@@ -115,21 +115,6 @@ def test_installed_wheel_trains(installed: Path, tmp_path: Path) -> None:
     assert len(rows.read_text().splitlines()) > 1
 
 
-PLUGINS = """
-from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
-found = [c for kind in (Launcher, Sweeper) for c in Plugins.instance().discover(kind)]
-print(*sorted(f"{c.__module__}.{c.__name__}" for c in found if c.__module__.startswith("labrl")))
-"""
-
-
-def test_hydra_finds_each_plugin_once(installed: Path, tmp_path: Path) -> None:
-    found = run(installed / "python", "-W", "error", "-c", PLUGINS, cwd=tmp_path).stdout.split()
-    declared = PROJECT["entry-points"]["hydra.plugins"].values()
-    assert found == sorted(value.replace(":", ".") for value in declared)
-
-
 def test_editable_install_reads_the_checkouts_yaml(source: Path, tmp_path: Path) -> None:
     commands = environment_with(source, tmp_path / "venv", "--no-build-isolation", "--editable")
     file = source / "configs" / "agent" / "random.yaml"

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.errors import LabrlError
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 HERE = "compositions"
 

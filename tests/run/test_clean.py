@@ -22,7 +22,7 @@ from labrl.run.disk import clean, disk_use
 from labrl.run.folder import EXPERIMENT_MARKER
 from labrl.run.run import MARKER, Run
 from labrl.run.session import SessionResult
-from labrl.trial.fork import Fork
+from labrl.trial.fork import ForkPoint, fork
 from labrl.trial.result import TrialResult
 from labrl.trial.summary import print_summary
 
@@ -192,11 +192,11 @@ def test_run_without_its_buffer_cannot_be_forked(dqn: Path, at: list[str]) -> No
 
 def test_fork_planned_before_its_run_was_cleaned_is_refused(dqn: Path) -> None:
     """The experiment of forks knows its frame, and starts a trial after the run was cleaned."""
-    fork = Fork.recorded({"fork": {"folder": str(dqn), "frame": AT, "edits": []}})
-    assert fork is not None
+    point = ForkPoint.recorded({"fork": {"folder": str(dqn), "frame": AT, "edits": []}})
+    assert point is not None
     assert cli.clean([str(dqn), "--yes"]) == DONE
     with refused("not-found", "+fork"):
-        fork.check(fork.edited)
+        fork(point, "runs/fork", "labrl")
 
 
 def test_run_without_its_buffer_gives_no_offline_data(dqn: Path) -> None:

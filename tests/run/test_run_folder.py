@@ -17,7 +17,7 @@ from refusals import damaged, refused
 
 from labrl.errors import InputError
 from labrl.run.atomic import write_atomic
-from labrl.run.provenance import Command, write_provenance
+from labrl.run.provenance import Origin, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import SessionResult
 
@@ -228,7 +228,7 @@ def test_what_a_run_keeps_is_read_again_after_it_has_changed_the_folder(tmp_path
         assert (run.status, run.config, run.sessions) == ("running", {}, [])
         for resume, lr in ((None, 0.1), (1, 0.2)):
             config = {"seed": 1, "agent": {"lr": lr}, "env": {}, "meta": {}}
-            write_provenance(run, config, Command([f"agent.lr={lr}"]), resume)
+            write_provenance(run, config, Origin([f"agent.lr={lr}"]), resume)
             assert (run.config, run.overrides) == (config, [f"agent.lr={lr}"])
         run.session(2).write_result(SessionResult(index=2, seed=7, status="failed", error="out of memory"))
         run.set_status("failed")

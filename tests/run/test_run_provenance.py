@@ -14,7 +14,7 @@ from refusals import damaged
 
 from labrl.analysis.groups import differing_keys, group_runs
 from labrl.run import provenance
-from labrl.run.provenance import Command, as_typed, describe_repository, differences, write_provenance
+from labrl.run.provenance import Origin, as_typed, describe_repository, differences, write_provenance
 from labrl.run.run import Run
 
 
@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_command_configuration_and_seed_are_recorded(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
-    write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, Command(["env=pong", "seed=7"]))
+    write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, Origin(["env=pong", "seed=7"]))
     assert yaml.safe_load(run.config_yaml.read_text()) == {"seed": 7, "env": {"max_frame": 10000000}}
     assert yaml.safe_load(run.overrides_yaml.read_text()) == ["env=pong", "seed=7"]
     facts = json.loads(run.provenance_json.read_text())
@@ -62,7 +62,7 @@ def test_runs_with_different_code_of_ones_own_are_different_groups(
     def recorded(name: str, target: str = "own_derived_agent.Own") -> Run:
         run = Run.create(tmp_path / name)
         config = {"seed": 7, "agent": {"_target_": target}, "env": {"max_frame": 10}, "meta": {}}
-        write_provenance(run, config, Command(choices={"agent": "own", "env": "cartpole"}))
+        write_provenance(run, config, Origin(choices={"agent": "own", "env": "cartpole"}))
         return Run.open(run.path)
 
     first = recorded("first")
@@ -156,7 +156,7 @@ def test_files_that_may_hold_secrets_are_left_out_and_named(
     assert sorted(facts["secrets_left_out"]) == [".env", "a/id_rsa", "private.txt", "secrets.yaml"]
     assert facts["dirty"]
     monkeypatch.chdir(repository)
-    write_provenance(Run.create(tmp_path / "run"), {"seed": 0}, Command())
+    write_provenance(Run.create(tmp_path / "run"), {"seed": 0}, Origin())
     assert all(name in caplog.text for name in facts["secrets_left_out"])
     before = os.umask(0o077)
     try:
@@ -211,7 +211,7 @@ def test_repository_of_another_user_is_named_with_what_to_type(
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.chdir(repository)
     run = Run.create(tmp_path / "run")
-    write_provenance(run, {"seed": 0}, Command())
+    write_provenance(run, {"seed": 0}, Origin())
     facts = json.loads(run.provenance_json.read_text())["git"]["working_folder"]
     assert facts["root"] == str(repository)
     assert facts["incomplete"]
@@ -235,7 +235,7 @@ def test_repository_of_the_working_folder_is_recorded(
     (repository / "agent.py").write_text("mine\n")
     monkeypatch.chdir(repository)
     run = Run.create(tmp_path / "run")
-    write_provenance(run, {"seed": 0}, Command())
+    write_provenance(run, {"seed": 0}, Origin())
     facts = json.loads(run.provenance_json.read_text())["git"]["working_folder"]
     assert facts["root"] == str(repository)
     assert "+mine" in (run.path / facts["diff"]).read_text()
@@ -255,7 +255,7 @@ def test_provenance_is_written_without_git_and_without_a_repository(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     run = Run.create(tmp_path / "run")
-    write_provenance(run, {"seed": 0}, Command())
+    write_provenance(run, {"seed": 0}, Origin())
     assert json.loads(run.provenance_json.read_text())["git"] == {}
 
 
@@ -263,7 +263,7 @@ def test_provenance_is_written_without_git_and_without_a_repository(
 def test_missing_or_damaged_provenance_is_refused(tmp_path: Path, content: str | None) -> None:
     run = Run.create(tmp_path / "run")
     config = {"seed": 1, "agent": {}, "env": {}, "meta": {}}
-    write_provenance(run, config, Command(["seed=1"]))
+    write_provenance(run, config, Origin(["seed=1"]))
     assert (run.overrides, run.read_config()) == (["seed=1"], config)
     run.provenance_json.unlink() if content is None else run.provenance_json.write_text(content)
     for read in (Run.read_provenance, Run.read_config):
@@ -273,7 +273,7 @@ def test_missing_or_damaged_provenance_is_refused(tmp_path: Path, content: str |
 
 def test_truncated_configuration_is_refused_with_its_missing_key(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
-    write_provenance(run, {"seed": 1, "agent": {}, "env": {}}, Command(["seed=1"]))
+    write_provenance(run, {"seed": 1, "agent": {}, "env": {}}, Origin(["seed=1"]))
     with damaged(run.provenance_json) as error:
         run.read_config()
     assert "meta" in str(error.value)

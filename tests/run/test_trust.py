@@ -27,7 +27,7 @@ from labrl.config.traits import hints
 from labrl.errors import InputError
 from labrl.run.episodes import read_episode, write_episode
 from labrl.run.experiment import Experiment, TrialRecord
-from labrl.run.provenance import Command, write_provenance
+from labrl.run.provenance import Origin, write_provenance
 from labrl.run.run import Run
 from labrl.run.signature import SIGNATURE, Trust, cache_folder, signed, trusting
 from labrl.run.trust import KINDS, check_composed, check_experiment, check_recorded
@@ -484,7 +484,7 @@ def test_without_a_cache_only_the_same_process_knows_its_runs(
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "file" / "cache"))
     run = Run.create(tmp_path / "run")
     config = config_with(env__make={"_target_": "own_trusted.Env"})
-    write_provenance(run, config, Command(["seed=1"]))
+    write_provenance(run, config, Origin(["seed=1"]))
     assert refusal(run, config) is None
     facts = json.loads(run.provenance_json.read_text())
     # as another process would see it

@@ -37,7 +37,7 @@ from labrl.session import sources
 from labrl.session.run import restored_session
 from labrl.session.session import Session
 from labrl.session.sources import Acted, ActorProcess, WeightsFile
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 pytestmark = pytest.mark.extended
 

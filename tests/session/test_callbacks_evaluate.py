@@ -19,7 +19,7 @@ from labrl.run.tables import read_rows
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, choose
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 
 def rows(session: ToySession) -> list[dict[str, Any]]:

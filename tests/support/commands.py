@@ -35,8 +35,7 @@ TESTS = Path(__file__).parents[1]
 
 MODULES = (
     "labrl.cli",
-    "labrl.experiment.job",
-    "labrl.plugins",
+    "labrl.commands",
     "labrl.trial.find",
     "labrl.session.run",
     "labrl.experiment.grid",
@@ -216,7 +215,7 @@ def _serve(door: socket.socket) -> None:
     from surroundings import look_around, remember_surroundings
 
     from labrl.config.compose import compose, resolve
-    from labrl.trial.trial import check
+    from labrl.trial.create import check
 
     remember()
     remember_surroundings()

@@ -42,7 +42,7 @@ from labrl.cli import main as labrl_main
 from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 TRIES = 4
 """How often a run that ends before its signal is started again, with a signal that comes earlier."""

@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.scheduler import Answer, Planned, Task
-from labrl.trial.start import carry_out
+from labrl.trial.train import carry_out
 
 ConfigStore.instance().store("one_process", {"_target_": "one_process.OneProcess"}, group="hydra/launcher")
 

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from labrl.run.atomic import write_atomic, write_json
-from labrl.run.provenance import Command, write_provenance
+from labrl.run.provenance import Origin, write_provenance
 from labrl.run.run import MARKER, Run
 from labrl.run.tables import CsvTable
 
@@ -122,7 +122,7 @@ def write_run(
 def _provenance() -> dict[str, Any]:
     """Return the provenance of this code and machine; cached because git is slow."""
     with tempfile.TemporaryDirectory() as folder:
-        return write_provenance(Run.create(Path(folder) / "run"), CONFIG, Command(["seed=1"]))
+        return write_provenance(Run.create(Path(folder) / "run"), CONFIG, Origin(["seed=1"]))
 
 
 def rising(to: float, frames: int = 1000, rows: int = 10, noise: int | None = None) -> list[dict[str, Any]]:

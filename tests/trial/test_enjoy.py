@@ -16,7 +16,7 @@ import labrl
 from labrl.cli import main
 from labrl.errors import Code, InputError
 from labrl.run.run import Run
-from labrl.trial.request import request_of
+from labrl.trial.command import command_of
 from labrl.trial.showing import enjoy_request
 
 RUNS = {
@@ -186,7 +186,7 @@ WRONG: dict[str, tuple[Code, str]] = {
 def test_wrong_override_is_refused(override: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [f"+enjoy={folder / 'ppo_cartpole'}", override]
     with pytest.raises(InputError) as error:
-        enjoy_request(request_of(overrides))  # type: ignore[arg-type]  # it names a run
+        enjoy_request(command_of(overrides, None, "labrl"))
     assert (error.value.code, error.value.key) == WRONG[override]
     assert WRONG[override][1] in refused(capsys, *overrides)
 

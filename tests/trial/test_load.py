@@ -170,7 +170,7 @@ def test_loading_imports_nothing_heavy(folder: Path) -> None:
         "policy.act(policy.env().reset(seed=0)[0]); "
         "print(*(name for name in sys.modules if name.split('.')[0] in "
         "('hydra', 'optuna', 'wandb', 'polars', 'matplotlib', 'ale_py', 'rich') "
-        "or name in ('labrl.session.session', 'labrl.trial.trial', 'labrl.cli')))"
+        "or name in ('labrl.session.session', 'labrl.trial.train', 'labrl.cli')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder / "ppo")], capture_output=True, text=True, check=True

@@ -12,12 +12,12 @@ from exact_cases import rows
 
 import labrl
 from labrl.cli import main
+from labrl.commands import find_past
 from labrl.config.compose import resolve
 from labrl.errors import WRONG_INPUT, LabrlError
 from labrl.mistakes.names import agent_target
 from labrl.run.signature import Trust, trusting
-from labrl.trial.request import Request
-from labrl.trial.resume import go_back
+from labrl.trial.command import command_of
 
 QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false"]
 QUICK += ["meta.tensorboard=false"]
@@ -123,10 +123,10 @@ def test_each_published_configuration_says_its_command() -> None:
 def test_each_published_configuration_is_accepted() -> None:
     for file in PUBLISHED:
         with trusting(Trust()):
-            again = go_back(Request("rerun", str(file), []))
-        config = resolve(again.past.read_config())
-        assert again.choices["env"] == config.env.config.name
-        assert agent_target(again.choices["agent"]) == config.agent.target
+            past = find_past(command_of([f"+rerun={file}"], None, "labrl"))
+        config = resolve(past.read_config())
+        assert past.choices["env"] == config.env.config.name
+        assert agent_target(past.choices["agent"]) == config.agent.target
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from labrl.config import config_folder
 from labrl.config.compose import compose
 from labrl.errors import InputError
 from labrl.session.callbacks import Callback
-from labrl.trial.trial import check
+from labrl.trial.create import check
 
 CONFIGS = config_folder()
 AGENTS = sorted(path.stem for path in (CONFIGS / "agent").glob("*.yaml"))

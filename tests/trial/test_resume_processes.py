@@ -16,7 +16,7 @@ from run_cases import files_of
 from trial_processes import ENDLESS, children, needs_proc, running, wait_for
 
 import labrl.session.devices
-import labrl.trial.trial
+import labrl.trial.train
 from labrl.cli import main
 from labrl.run.run import Run
 from labrl.seeding import session_seed

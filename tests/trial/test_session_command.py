@@ -16,10 +16,11 @@ from one_process import ONE_PROCESS
 
 from labrl.cli import main
 from labrl.config.compose import compose
-from labrl.run.provenance import Command
+from labrl.run.provenance import Origin
 from labrl.run.run import Run
-from labrl.trial.composed import Composed
-from labrl.trial.start import carry_out, plan_new
+from labrl.trial.configuration import configure
+from labrl.trial.create import create
+from labrl.trial.train import carry_out
 
 pytestmark = pytest.mark.extended
 
@@ -89,7 +90,7 @@ def test_session_gets_values_that_json_does_not_have(tmp_path: Path, monkeypatch
 def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path, by_resume: bool) -> None:
     plain, planned = tmp_path / "plain", tmp_path / "planned"
     assert main([*QUICK, f"hydra.run.dir={plain}"]) == 0
-    run = plan_new(Composed.of(compose(QUICK), str(planned), Command(QUICK)))
+    run = create(configure(compose(QUICK), Origin(QUICK)), str(planned))
     assert (run.recorded_status, Run.open(planned).status) == ("waiting", "waiting")
     if by_resume:
         assert main([f"+resume={planned}"]) == 0

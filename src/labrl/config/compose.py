@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import key_of, split_override, walk
+from labrl.config.keys import is_hydras, key_of, split_override, values_of, walk
 from labrl.errors import Code, InputError, LabrlError, sentences
 
 if TYPE_CHECKING:
@@ -34,7 +34,67 @@ def compose(
 
     prepare(config_dir, overrides)
     with explained(overrides, config_dir), hydra_initialized(config_dir):
-        return hydra.compose("config", list(overrides), return_hydra_config=with_hydra)
+        cfg = hydra.compose("config", list(overrides), return_hydra_config=with_hydra)
+    if with_hydra:
+        set_hydra(cfg)
+    return cfg
+
+
+def compose_first(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
+    """Return the configuration of an experiment, including the node `hydra`: that of a trial with the first
+    option of each group, and without values of keys of which there are several.
+
+    Other overrides may be of keys that only the given options have, such as agent.double with agent=dqn,c51.
+    Raises InputError as `compose` does, and for several values of a key of Hydra.
+    """
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    prepare(config_dir, overrides, multirun=True)
+    with explained(overrides, config_dir, multirun=True), hydra_initialized(config_dir):
+        first = []
+        for one in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(
+            list(overrides)  # with the loader, which knows what patterns of options mean
+        ):
+            if one.is_sweep_override() and is_hydras(one.key_or_group):
+                raise InputError.usage(
+                    str(one.input_line), "all trials of an experiment have one value of it"
+                )
+            if not one.is_sweep_override():
+                first.append(str(one.input_line))
+            elif "." not in one.key_or_group:
+                first += values_of(one)[:1]
+        cfg = hydra.compose("config", first, return_hydra_config=True)
+    set_hydra(cfg)
+    return cfg
+
+
+def set_hydra(cfg: DictConfig) -> None:
+    """Let references such as ${hydra:runtime.choices.agent} find the node `hydra` of `cfg`."""
+    from hydra.core.hydra_config import HydraConfig
+
+    HydraConfig.instance().set_config(cfg)
+    OmegaConf.set_readonly(cfg.hydra, None)
+
+
+def new_folder(plain: Mapping[str, Any], choices: Mapping[str, str], hydras: Sequence[str]) -> str:
+    """Return the folder of a run that repeats or forks an earlier one.
+
+    plain, choices: its configuration and options; hydras: overrides for Hydra, such as hydra.run.dir.
+    """
+    from labrl.config.nodes import ConfigNode
+    from labrl.config.presets import read
+
+    typed = [value for key, value in map(split_override, hydras) if key == "hydra.run.dir"]
+    folder = typed[-1].strip("'\"") if typed else read(config_folder() / "config.yaml")["hydra"]["run"]["dir"]
+    node = {"run": {"dir": folder}, "runtime": {"choices": dict(choices)}}
+    with hydra_initialized(None):  # for the resolver `now`
+        try:
+            content: dict[Any, Any] = {**plain, "hydra": node}
+            return str(ConfigNode(content).hydra.run.dir)
+        except OmegaConfBaseException as error:
+            raise _unresolved(error) from error
 
 
 @contextmanager
@@ -85,15 +145,25 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
 
     from labrl.config.extensions import Groups
 
-    # Hydra cannot be initialized inside a Hydra application, such as a search that composes its trials.
-    before = GlobalHydra.instance().hydra
+    global _initialized
+    wanted = None if config_dir is None else os.path.abspath(config_dir)
+    # The trials of an experiment are composed in an initialized Hydra. Any other state is set aside.
+    before, others = GlobalHydra.instance().hydra, _initialized
+    if before is not None and others == (before, wanted):
+        yield
+        return
     GlobalHydra.instance().clear()
     try:
         # hydra.initialize would read the source of every caller, which takes 15 ms in a notebook or a test.
         with Groups.searched(config_dir), hydra.initialize_config_module("labrl", job_name="labrl"):
+            _initialized = GlobalHydra.instance().hydra, wanted
             yield
     finally:
-        GlobalHydra.instance().hydra = before
+        GlobalHydra.instance().hydra, _initialized = before, others
+
+
+_initialized: tuple[Any, str | None] = None, None
+"""Hydra's state after labrl has initialized it, and the user's folder of groups in it."""
 
 
 def prepare(
@@ -106,7 +176,7 @@ def prepare(
     multirun: whether the overrides are those of an experiment; None if unknown. Raises InputError if
     `config_dir` is not a folder, and in the cases in which `refuse_ignored` does.
     """
-    from labrl.config.extensions import register
+    from labrl.config.extensions import refuse_same_names, register
     from labrl.mistakes.arguments import refuse_ignored
 
     if config_dir is not None and not os.path.isdir(config_dir):
@@ -115,6 +185,8 @@ def prepare(
             f"--config-dir={config_dir}", problem, "If it was moved, write --config-dir=<its new path>"
         )
     refuse_ignored(overrides, multirun)
+    if config_dir is not None:
+        refuse_same_names(config_dir)
     register()
     find_modules(config_dir)
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.compose import compose, explained, hydra_initialized, prepare, to_plain
-from labrl.config.keys import ABSENT, changes, has_kind, is_hydras, key_of, without_alias
+from labrl.config.compose import compose, to_plain
+from labrl.config.keys import key_of, without_alias
 from labrl.config.nodes import ConfigNode
-
-_NAME = "labrl_recorded"
-"""Name by which Hydra finds the recorded configuration."""
+from labrl.errors import InputError, LabrlError, first_line
 
 
 def edit(
@@ -27,108 +27,91 @@ def edit(
 ) -> dict[str, Any]:
     """Return a recorded configuration with overrides applied; all other values stay as they were recorded.
 
-    An override of a key sets its value. An override that chooses an option of a group, such as wandb=online,
-    changes only the keys whose composed values differ because of this choice. Values that were interpolated
-    from an edited key stay as they were recorded.
+    An override of a key sets its value. An option of a group whose file has only keys, such as wandb=online,
+    sets the keys of its file, except those that an override of the run has set.
 
     plain: the resolved configuration; edits: overrides, as on the command line; recorded: overrides from
-    which `plain` was composed, for the options of the other groups; config_dir: folder with the user's own
-    groups. Raises InputError as `compose` does, and for keys that the recorded configuration does not have.
+    which `plain` was composed; config_dir: folder with the user's own groups. Raises InputError for a key
+    that the configuration does not have, and for an option that consists of several files.
     """
-    own = [one for one in edits if not is_hydras(one)]
-    before = [one for one in recorded if _is_group(one, config_dir)]
-    chosen = [one for one in own if _is_group(one, config_dir)]
-    values = [one for one in own if one not in chosen]
-    edited = copy.deepcopy(dict(plain))
-    if chosen:
-        groups = {key_of(one) for one in chosen}
-        after = [*(one for one in before if key_of(one) not in groups), *chosen]
-        then, now = (OmegaConf.to_container(compose(one, config_dir)) for one in (before, after))
-        _apply(edited, then, now)
-        before = after
-    cfg: DictConfig = ConfigNode(edited)
-    if values:
-        cfg = _with_values(cfg, values, before, config_dir)
+    # Imported late, because they import Hydra's parser.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from labrl.mistakes.names import all_keys, unknown_key
+    from labrl.mistakes.overrides import SYNTAX
+
+    parser, cfg = OverridesParser.create(), ConfigNode(copy.deepcopy(dict(plain)))
+    known, mistakes = all_keys(cfg), list[LabrlError]()
+
+    def known_here(key: str) -> list[str]:
+        """Return the known keys. A configuration in a file may lack some, which its options have."""
+        if key in known:
+            return known
+        options = [one for one in recorded if _group(key_of(one), config_dir)]
+        return [*known, *all_keys(compose(options, config_dir))]
+
+    for text in without_alias(edits):
+        try:
+            one = parser.parse_override(text)
+        except HydraException:
+            key = key_of(text) or text
+            raise InputError.about(text, "it cannot be read", SYNTAX, code="syntax", key=key) from None
+        key = one.key_or_group
+        if one.is_sweep_override():
+            fix = "Name the experiment with -m to add trials, or give one value"
+            raise InputError.about(text, "a trial has one value of each key", fix, code="usage", key=key)
+        try:
+            if group := _group(key, config_dir):
+                _choose(cfg, group, key, str(one.value()), recorded)
+            elif one.is_delete() and key in known:
+                parent, _, name = key.rpartition(".")
+                del OmegaConf.select(cfg, parent)[name]
+            elif not one.is_add() and re.sub(r"\[\d+\]", "", key) not in (here := known_here(key)):
+                mistakes.append(unknown_key(key, str(one.value()), here))
+            else:
+                OmegaConf.update(cfg, key, one.value(), merge=True, force_add=True)
+        except OmegaConfBaseException as error:
+            raise InputError.about(text, first_line(error), code="type", key=key) from error
+    if mistakes:
+        raise InputError.of(mistakes)
     return to_plain(cfg)
 
 
-def _is_group(override: str, config_dir: str | os.PathLike[str] | None) -> bool:
-    folders = [config_folder(), *([config_dir] if config_dir else [])]
-    return "=" in override and any(os.path.isdir(os.path.join(one, key_of(override))) for one in folders)
+def _group(key: str, config_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder of the group `key`, labrl's or the user's; None if it is not a group."""
+    folders = (Path(one, key) for one in (config_folder(), config_dir) if one is not None)
+    return next((one for one in folders if "." not in key and one.is_dir()), None)
 
 
-def _apply(edited: dict[Any, Any], then: Any, now: Any) -> None:
-    """Apply the differences between two composed configurations, `then` and `now`, to `edited`.
+def _choose(cfg: DictConfig, folder: Path, group: str, option: str, recorded: Sequence[str]) -> None:
+    """Set the keys of a group's option in `cfg`. Raises InputError if there is no such option, or if it
+    consists of several files."""
+    from labrl.config.presets import file_of, read, read_with_package
 
-    A schedule is replaced as a whole, so that the keys of two kinds are not mixed.
-    """
-    for name in {**then, **now}:
-        old, new = then.get(name, ABSENT), now.get(name, ABSENT)
-        nodes = (old, new, edited.get(name))
-        if not changes({name: old}, {name: new}):
-            continue
-        if all(isinstance(one, dict) for one in nodes) and not any(map(has_kind, nodes)):
-            _apply(edited[name], old, new)
-        elif new is ABSENT:
-            edited.pop(name, None)
-        else:
-            edited[name] = new
-
-
-def _with_values(
-    cfg: DictConfig, values: list[str], groups: list[str], config_dir: str | os.PathLike[str] | None
-) -> DictConfig:
-    """Return `cfg` with overrides of keys, as Hydra applies them. They may set known keys that `cfg` lacks,
-    because it was recorded before these keys existed."""
-    import hydra
-
-    from labrl.mistakes.names import all_keys  # imports Hydra
-
-    prepare(config_dir, values)
-    present = all_keys(cfg)
-    if lacking := [one for one in values if one[0] not in "+~" and key_of(one) not in present]:
-        known = all_keys(compose(groups, config_dir))
-        values = [f"+{one}" if one in lacking and key_of(one) in known else one for one in values]
-    with _stored(cfg, config_dir), explained([*groups, *values], config_dir):
-        return hydra.compose(_NAME, overrides=without_alias(values))
-
-
-def compose_recorded(
-    plain: Mapping[str, Any],
-    node: Mapping[str, Any],
-    overrides: Sequence[str],
-    config_dir: str | os.PathLike[str] | None,
-) -> DictConfig:
-    """Return the configuration `plain` with the node `hydra`, which names the folder of a new run.
-
-    node: keys below `hydra` that labrl sets; overrides: overrides for Hydra. Raises InputError.
-    """
-    import hydra
-
-    with _stored(_with_hydra(plain, node), config_dir), explained(overrides, config_dir):
-        return hydra.compose(_NAME, overrides=list(overrides), return_hydra_config=True)
-
-
-def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig:
-    """Return a configuration with the settings of Hydra from labrl's `config.yaml` and from `node`."""
-    from labrl.config.presets import read  # imports Hydra
-
-    main = read(config_folder() / "config.yaml")
-    defaults = ["_self_", *(one for one in main["defaults"] if "override hydra/" in str(one))]
-    merged = OmegaConf.merge({"hydra": main["hydra"]}, {"hydra": dict(node)})
-    content: dict[Any, Any] = {"defaults": defaults, **plain, "hydra": merged.hydra}
-    return ConfigNode(content)
-
-
-@contextmanager
-def _stored(cfg: DictConfig, config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager: initialize Hydra, and store `cfg` so that Hydra can compose it under the name
-    `_NAME`."""
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(_NAME, cfg)
-    try:
-        with hydra_initialized(config_dir):
-            yield
-    finally:
-        ConfigStore.instance().repo.pop(f"{_NAME}.yaml", None)
+    file = file_of(folder.parents[group.count("/")], group, option)
+    content, package = read_with_package(file)
+    if not file.is_file():
+        options = ", ".join(sorted(one.stem for one in folder.glob("*.yaml")))
+        raise InputError.about(
+            f"{group}={option}", f"no such option. Known: {options}", code="unknown-option"
+        )
+    own = {key: value for key, value in (content or {}).items() if key != "defaults"}
+    path, parents = group.replace("/", "."), (content or {}).get("defaults") or ()
+    if "/" in group and all(isinstance(one, str) and "/" not in one for one in parents):  # one component
+        inherited = [read(folder / f"{one}.yaml") for one in parents if one != "_self_"]
+        value = own.get(path.rpartition(".")[2]) if package else {**dict(*inherited), **own} or None
+        OmegaConf.update(cfg, path, value, merge=False, force_add=True)
+        return
+    if group not in ("wandb", "meta"):
+        keys = [f"{path}.{key}" if package is None else key for key in own if key != "_target_"]
+        shown = " ".join(f"{key}=<value>" for key in keys[:6])
+        why = "an earlier run is changed by keys, and this option stands for several"
+        fix = f"Type the keys to change, such as {shown or 'agent.lr=<value>'}, or start a new run"
+        raise InputError.about(f"{group}={option}", why, fix, code="usage", key=group)
+    typed = set(map(key_of, recorded))
+    changed = own if package == "_global_" else {group: own}
+    for name, values in changed.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if f"{name}.{key}" not in typed:
+                OmegaConf.update(cfg, f"{name}.{key}", value, merge=True, force_add=True)

@@ -37,6 +37,7 @@ from labrl.config.presets import (
     wrong_file,
 )
 from labrl.envs.games import games
+from labrl.errors import InputError
 
 
 def register() -> None:
@@ -140,12 +141,29 @@ class FileSource(ConfigSource):
         return generated(config_path) if folder == config_folder() else None
 
 
+def refuse_same_names(config_dir: str | os.PathLike[str]) -> None:
+    """Raise InputError if an option in the user's folder has the name of one of labrl's, which would be used
+    instead. Presets of the same name apply one after the other."""
+    for group in (one.name for one in config_folder().iterdir() if one.is_dir() and one.name != "preset"):
+        for file in sorted(Path(config_dir, group).rglob("*.yaml")):
+            path = file.relative_to(config_dir)
+            own, option = config_folder() / path, path.with_suffix("").relative_to(group).as_posix()
+            if own.is_file() or (group == "env" and option in games()):
+                there = own if own.is_file() else f"{config_folder() / 'env'}, which has every game"
+                fix = f"Rename the file, and write {path.parent}={option.rpartition('/')[2]}_mine"
+                why = f"labrl has an option of this name ({there})"
+                raise InputError.about(file, why, fix, code="usage")
+
+
 def _check_own(content: Any, group: str, name: str) -> None:
     """Raise ValueError if a user's file `<group>/<name>.yaml` has no keys or extends itself."""
     if not isinstance(content, dict) and (content is not None or group in ("agent", "env")):
         raise ValueError("the file contains no keys. Write `name: value`")
     if isinstance(content, dict) and name in (content.get("defaults") or ()):
         raise ValueError("the defaults list contains the file itself")
+    node = content.get("hydra") if isinstance(content, dict) else None
+    if other := sorted(set(node if isinstance(node, dict) else ()) - {"run", "sweep", "sweeper", "launcher"}):
+        raise ValueError(f"of the node hydra, labrl reads run, sweep, sweeper and launcher, not {other[0]}")
 
 
 @cache

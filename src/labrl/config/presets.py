@@ -41,6 +41,30 @@ def choices_of(hydra: Any) -> dict[str, str]:
     return {str(group): str(option) for group, option in options if not group.startswith(others)}
 
 
+def hydra_options(overrides: Sequence[str], config_dir: str | None) -> list[str]:
+    """Return overrides for the sweeper and the launcher that the chosen file of the group `experiment` sets.
+
+    Hydra itself would prefer those of config.yaml, because it reads that file first.
+    """
+    typed = dict(one.split("=", 1) for one in overrides if "=" in one)
+    folders = [config_folder(), *([Path(config_dir)] if config_dir else [])]
+
+    def options_in(name: str) -> dict[str, str]:
+        files = (file_of(folder, "experiment", name) for folder in folders)
+        content = next((read(file) for file in files if file.is_file()), None)
+        found: dict[str, str] = {}
+        for entry in (content or {}).get("defaults") or ():
+            if isinstance(entry, dict):
+                chosen = {key.split()[-1].lstrip("/"): str(value) for key, value in entry.items()}
+                found |= {key: chosen[key] for key in ("hydra/sweeper", "hydra/launcher") if key in chosen}
+            elif entry not in ("_self_", name):
+                found |= options_in(str(entry))
+        return found
+
+    found = options_in(typed["experiment"]) if "experiment" in typed else {}
+    return [f"{key}={value}" for key, value in found.items() if key not in typed]
+
+
 # --- files and their sections ---
 
 

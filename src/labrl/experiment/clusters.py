@@ -289,7 +289,7 @@ def _run_on_ray(order: Mapping[str, Any], cores: int) -> tuple[int, str | None]:
     os.environ.update({NUM_CPUS: str(cores), **order["environment"]})
     take_surroundings(order)
     # Imported late: PyTorch must not be imported before its threads are told to sleep.
-    from labrl.trial.start import carry_out
+    from labrl.trial.train import carry_out
 
     return carry_out(order)
 

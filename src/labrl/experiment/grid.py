@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -18,27 +17,23 @@ from hydra.core.override_parser.types import ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.analysis.adastop import Stages
-from labrl.analysis.formats import align_columns
 from labrl.config.compose import check_no_search, naming_preset, resolve
-from labrl.config.extensions import Groups
-from labrl.config.keys import Change, is_hydras, key_of, unescaped, values_of
+from labrl.config.keys import is_hydras, key_of, unescaped, values_of
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
 from labrl.errors import InputError, LabrlError
-from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
-from labrl.experiment.job import trial_folder
+from labrl.experiment.earlier import Earlier, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.stages import check_groups
+from labrl.experiment.trials import Trials, edits_of, trial_folder
 from labrl.run.experiment import Experiment, TrialRecord
+from labrl.run.provenance import Origin
 from labrl.run.run import Run
-from labrl.trial.again import Again, row_of, ways_out
-from labrl.trial.composed import check_fit, check_start_from, resolved
-from labrl.trial.fork import Fork
-from labrl.trial.resume import Resume, frames_reached, lacks_files
+from labrl.trial.configuration import check_fit, check_start_from, edit_run, resolved
+from labrl.trial.fork import ForkPoint, check_fork
+from labrl.trial.past import check_past
+from labrl.trial.resume import continue_config, frames_reached, lacks_files
 from labrl.trial.summary import say
-
-Compose = Callable[[list[str]], DictConfig]
-"""Function that composes the configuration of a trial, including the node `hydra`, from its overrides."""
 
 
 @dataclass(frozen=True)
@@ -56,33 +51,32 @@ class _Trial:
     """A requested trial."""
 
     record: TrialRecord
-    cfg: DictConfig | None
-    """The composed configuration of the trial; None for an earlier run that is resumed."""
-    again: Again | None = None
-    """The earlier run that the trial continues: its own run if it is resumed, or the run from which it
-    forks."""
+    cfg: DictConfig | None = None
+    """The composed configuration of a new trial; None for a trial that goes back to an earlier run."""
+    past: Run | None = None
+    """The run of a trial that has started."""
+    fork: ForkPoint | None = None
+    """The checkpoint from which a new trial forks, if it does."""
     fits: bool = True
     """Whether the trial's agent fits its environment, as far as this has been checked."""
 
-    @property
-    def past(self) -> Run | None:
-        """The earlier run of the trial; None if the trial has not started."""
-        return self.again.past if isinstance(self.again, Resume) else None
+    @cached_property
+    def _edited(self) -> tuple[dict[str, Any], Origin]:
+        """The configuration of the earlier run with the trial's edits, and what it comes from."""
+        if self.past is not None:
+            return edit_run(self.past, edits_of(self.past, self.record.overrides))
+        assert self.fork is not None
+        return edit_run(self.fork.past, self.fork.edits, self.fork.config_dir)
 
     @property
     def choices(self) -> Mapping[str, str]:
         """The option of each group."""
-        if self.cfg is None:
-            assert self.again is not None
-            return self.again.choices
-        return choices_of(self.cfg.hydra)
+        return self._edited[1].choices if self.cfg is None else choices_of(self.cfg.hydra)
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         """The resolved configuration. Raises InputError."""
-        if self.again is not None:
-            return self.again.edited
-        return resolved(self.cfg or {}, self.choices["agent"])
+        return self._edited[0] if self.cfg is None else resolved(self.cfg, self.choices["agent"])
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -134,15 +128,14 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
 
 def plan_grid(
     overrides: Sequence[str],
-    compose: Compose,
+    common: Trials,
     machine: Machine | None,
-    fork: Fork | None = None,
     stages: Stages | None = None,
 ) -> Plan:
     """Number the trials of a new experiment.
 
-    machine: the machine that runs the trials, None for other machines; fork: the run that the trials fork
-    from, if any; stages: stages of a comparison, if the trials are its first stage. Raises InputError if
+    common: what the trials have in common; machine: the machine that runs the trials, None for other
+    machines; stages: stages of a comparison, if the trials are its first stage. Raises InputError if
     overrides cannot be composed or have wrong values, if no agent fits its environment, if there are more
     trials than `meta.max_trial`, if two trials are equal or have the same folder, if values contradict the
     checkpoint of the fork, if groups cannot be compared in stages, or if a trial needs more cores or GPUs
@@ -151,34 +144,34 @@ def plan_grid(
     own = combinations(overrides)
     trials: list[_Trial] = []
     for number, one in enumerate(own):
-        trials.append(_new(number, one, compose, fork))
+        trials.append(_new(number, one, common))
         _check_count(trials[-1], overrides, len(own) * (stages.count if stages else 1))
         if not trials[1:]:  # Errors of all trials are found before the others are composed.
-            _misfit(_check_values, trials[0], own)
+            _misfit(partial(_check_values, config_dir=common.config_dir), trials[0], own)
     _check_twice(trials)
-    left = _left(trials, machine, fork)
+    left = _left(trials, machine, common)
     if stages:
         check_groups([trial.plain for trial in trials if trial.fits])
     return Plan([trial.record for trial in trials], left)
 
 
 def plan_more(
-    records: Sequence[TrialRecord], added: Sequence[list[str]], compose: Compose, machine: Machine | None
+    records: Sequence[TrialRecord], added: Sequence[list[str]], common: Trials, machine: Machine | None
 ) -> Plan:
     """Number further trials of an experiment with the trials `records`.
 
     added: overrides of each further trial; machine: see `plan_grid`. Raises InputError like `plan_grid`.
     """
     first = 1 + max(record.number for record in records)
-    new = [_new(number, own, compose, None) for number, own in enumerate(added, first)]
-    return Plan([*records, *(trial.record for trial in new)], _left(new, machine) if new else [])
+    new = [_new(number, own, common) for number, own in enumerate(added, first)]
+    return Plan([*records, *(trial.record for trial in new)], _left(new, machine, common) if new else [])
 
 
 def plan_again(
-    again: ExperimentAgain,
+    earlier: Earlier,
     before: Experiment,
     overrides: Sequence[str],
-    compose: Compose,
+    common: Trials,
     machine: Machine | None,
 ) -> Plan:
     """Find the remaining trials of an experiment, and add new ones.
@@ -187,10 +180,10 @@ def plan_again(
     all other keys apply to every earlier trial. overrides: overrides of the experiment, including the edits.
     Raises InputError like `plan_grid`, and if an edit contradicts the past of a trial.
     """
-    records, swept = before.trials(), again.swept | swept_keys(overrides)
-    edits = [one for one in again.edits if key_of(one) not in swept]
+    records, swept = before.trials(), earlier.swept | swept_keys(overrides)
+    edits = [one for one in earlier.edits if key_of(one) not in swept]
     trials = [
-        _earlier(before, dataclasses.replace(one, overrides=replaced(one.overrides, edits)), again, compose)
+        _earlier(before, dataclasses.replace(one, overrides=replaced(one.overrides, edits)), common)
         for one in records
     ]
     known, added = [_part(one.overrides, swept) for one in records], []
@@ -200,27 +193,29 @@ def plan_again(
         else:
             added.append(own)
     first = 1 + max((one.number for one in records), default=-1)
-    new = [_new(number, own, compose, again.fork) for number, own in enumerate(added, first)]
+    new = [_new(number, own, common) for number, own in enumerate(added, first)]
     _check_twice(new, [trial.record.overrides for trial in trials])
     trials += new
     for trial in trials:
         _check_count(trial, overrides, len(trials))
-    return Plan([trial.record for trial in trials], _left(trials, machine, again.fork, again))
+    return Plan([trial.record for trial in trials], _left(trials, machine, common))
 
 
-def _new(number: int, overrides: list[str], compose: Compose, fork: Fork | None) -> _Trial:
-    cfg = compose(overrides)
+def _new(number: int, overrides: list[str], common: Trials) -> _Trial:
+    cfg = common.compose(overrides)
     record = TrialRecord(number=number, overrides=overrides, folder=trial_folder(cfg, number))
-    return _Trial(record, cfg, fork.of_trial(overrides) if fork else None)
+    fork = common.fork
+    return _Trial(record, cfg) if fork is None else _Trial(record, fork=fork.of_trial(overrides))
 
 
-def _earlier(before: Experiment, record: TrialRecord, again: ExperimentAgain, compose: Compose) -> _Trial:
+def _earlier(before: Experiment, record: TrialRecord, common: Trials) -> _Trial:
     """Return an earlier trial. Raises DamagedFileError if its folder is damaged."""
     path = before.trial_path(record)
-    if not path.exists() or Run(path).unrecorded:  # It has not started.
-        fork = again.fork.of_trial(record.overrides) if again.fork else None
-        return _Trial(record, compose(record.overrides), fork)
-    return _Trial(record, None, Resume.on_trial(Run.open(path), again.force, record.overrides))
+    if path.exists() and not (run := Run.open(path)).unrecorded:
+        return _Trial(record, past=check_past(run))
+    if common.fork is not None:  # It has not started.
+        return _Trial(record, fork=common.fork.of_trial(record.overrides))
+    return _Trial(record, common.compose(record.overrides))
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
@@ -229,7 +224,7 @@ def _values(overrides: Sequence[str]) -> dict[str, str]:
     return dict(_value(override) for override in overrides if not is_hydras(override))
 
 
-@functools.cache  # Many trials share most overrides, and parsing one takes 0.1 ms or more.
+@cache  # Many trials share most overrides, and parsing one takes 0.1 ms or more.
 def _value(override: str) -> tuple[str, str]:
     parsed = OverridesParser.create().parse_override(override)
     return parsed.key_or_group, repr(parsed.value())
@@ -275,8 +270,7 @@ def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
 def _left(
     trials: Sequence[_Trial],
     machine: Machine | None,
-    fork: Fork | None = None,
-    again: ExperimentAgain | None = None,
+    common: Trials,
 ) -> list[tuple[TrialRecord, Need]]:
     """Return the remaining trials with their needs, and record the status of each trial."""
     left, every = [], [one.record.overrides for one in trials]
@@ -287,9 +281,7 @@ def _left(
         else:
             trial.record.status, trial.record.error = "waiting", None
             left.append(trial)
-    _check_all(left, every, fork, here=machine is not None)
-    if again is not None:
-        _check_pasts(left, trials, again)
+    _check_all(left, every, common, here=machine is not None)
     cores = machine.cores if machine else None
     needs = [(trial.record, Need.of(trial.meta, len(trials), cores)) for trial in left]
     if machine:
@@ -298,7 +290,7 @@ def _left(
     return needs
 
 
-def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], fork: Fork | None, here: bool) -> None:
+def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], common: Trials, here: bool) -> None:
     """Check the values of the remaining trials, and whether their agents fit their environments.
 
     An agent that does not fit ends its trial with an error, which is reported before the trials start. The
@@ -308,7 +300,8 @@ def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], fork: Fork | 
     """
     misfits: dict[int, InputError] = {}
     known: set[str] = set()
-    for check in (_check_values, functools.partial(_check_fit, known=known, here=here)):
+    values = partial(_check_values, config_dir=common.config_dir)
+    for check in (values, partial(_check_fit, known=known, here=here)):
         for index, trial in enumerate(left):
             if index not in misfits and (error := _misfit(check, trial, every)) is not None:
                 misfits[index] = error
@@ -318,9 +311,13 @@ def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], fork: Fork | 
         trial.fits = index not in misfits
         if not trial.fits:
             say(f"cannot run: {misfits[index]}")
-        elif fork is not None and trial.past is None:
-            with _named(trial, every):
-                fork.check(trial.plain)
+            continue
+        with _named(trial, every):
+            if trial.fork is not None:
+                check_fork(trial.fork, trial.plain)
+            elif trial.past is not None:
+                plain, origin = trial.plain, trial._edited[1]
+                continue_config(trial.past, plain, origin, frames_reached(trial.past), common.force)
 
 
 def _misfit(check: Callable[[_Trial], None], trial: _Trial, every: Sequence[list[str]]) -> InputError | None:
@@ -338,15 +335,15 @@ def _misfit(check: Callable[[_Trial], None], trial: _Trial, every: Sequence[list
     return None
 
 
-def _check_values(trial: _Trial) -> None:
-    """Raise InputError for wrong values of the trial."""
+def _check_values(trial: _Trial, config_dir: str | None) -> None:
+    """Raise InputError for wrong values of the trial. config_dir: folder with the user's own groups."""
     plain = trial.plain
     # Those of a trial that goes back to a run were recorded from a valid configuration.
-    overrides = trial.record.overrides if trial.again is None else []
-    with naming_preset(trial.choices, overrides, next(iter(Groups.folders[1:]), None)):
+    overrides = [] if trial.cfg is None else trial.record.overrides
+    with naming_preset(trial.choices, overrides, config_dir):
         resolve(trial.cfg or plain, plain)
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
-    if trial.again is None:
+    if trial.cfg is not None:
         check_environment(plain["env"], trial.choices["env"])
     check_no_search(plain["search"]["space"])
 
@@ -384,49 +381,3 @@ def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
         if not own:
             raise
         raise error.within(f"trial {own}") from error
-
-
-def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
-    """Raise InputError, with a table, if edits contradict the past of trials that are `left`. Also raise it
-    if one of these trials has already used up its budget."""
-    found: dict[int, list[Change]] = {}
-    for trial in left:
-        if isinstance(trial.again, Resume):
-            with _at_place(trial):
-                reached = frames_reached(trial.again.past)
-                found[trial.record.number] = trial.again.continued(trial.plain, reached)[1]
-    if any(found.values()) and not again.force:
-        key = next(changed for changed in found.values() if changed)[0].key
-        raise InputError(_refusal(found, trials, again), code="changed-past", key=key)
-
-
-@contextmanager
-def _at_place(trial: _Trial) -> Iterator[None]:
-    """Context manager: add the number and the folder of the trial to an error."""
-    try:
-        yield
-    except LabrlError as error:
-        raise error.within(f"trial {trial.record.number}, {trial.record.folder}") from error
-
-
-def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
-    """Return a message with the contradicting keys, their trials, and what to do instead.
-
-    found: the contradicting changes by trial number.
-    """
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for number, changed in found.items():
-        for change in changed:
-            rows.setdefault(row_of(change), []).append(str(number))
-    cells = [
-        (*row, f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
-        for row, numbers in rows.items()
-    ]
-    return "\n".join(
-        [
-            f"+resume={again.path}: these values contradict the past of {sum(map(bool, found.values()))} "
-            f"of {len(trials)} trials:",
-            *align_columns([("key", "then", "now", ""), *cells], indent="  "),
-            *ways_out([change for changed in found.values() for change in changed]),
-        ]
-    )

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from labrl.component import load_target
-from labrl.errors import InputError
+from labrl.component import TargetError, load_target
+from labrl.errors import InputError, first_line
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Planning, Task, outcome_of
 
@@ -115,18 +114,19 @@ def check_installed(package: str, launcher: str) -> None:
         raise InputError.not_installed(f"hydra/launcher={launcher}", package, package)
 
 
-def make_launcher(context: HydraContext, task: TaskFunction, config: DictConfig) -> TrialLauncher:
-    """Make the launcher of an experiment. Raises InputError if it is not one of labrl or cannot work."""
-    from labrl.experiment.job import (
-        Planner,
-    )  # imported late, because Hydra imports labrl.plugins at every start
+def make_launcher(config: DictConfig) -> TrialLauncher:
+    """Make the launcher of an experiment. config: its configuration with the node `hydra`.
 
+    Raises InputError if the launcher is not one of labrl or cannot work.
+    """
     settings = {str(key): value for key, value in config.hydra.launcher.items()}
-    launcher = load_target(settings.pop("_target_"))(**settings)
+    try:
+        launcher = load_target(str(settings.pop("_target_", None)))(**settings)
+    except (TargetError, TypeError) as error:
+        raise InputError.about("hydra.launcher", first_line(error), code="target") from error
     if not isinstance(launcher, TrialLauncher):
         chosen = config.hydra.runtime.choices["hydra/launcher"]
         allowed = "be local, submitit_local, submitit_slurm or ray"
         raise InputError.value("hydra/launcher", chosen, allowed, code="unknown-option")
     launcher.check()
-    launcher.planner = Planner(context, config, task, launcher.traits)
     return launcher

@@ -59,7 +59,7 @@ class Planned:
     folder: Path
     """The run folder of the trial."""
     order: dict[str, Any]
-    """Plain data for `labrl.trial.start.carry_out` in the process that trains it."""
+    """Plain data for `labrl.trial.train.carry_out` in the process that trains it."""
 
     def order_elsewhere(self) -> dict[str, Any]:
         """Return the order for a process that does not start with the variables and modules of this

@@ -9,7 +9,7 @@ from typing import Any
 from labrl.analysis.adastop import ALPHA, Stages
 from labrl.config.keys import key_of, split_override
 from labrl.errors import Code, InputError
-from labrl.experiment.again import ExperimentAgain
+from labrl.experiment.earlier import Earlier
 from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import group_key
 from labrl.trial.summary import say
@@ -55,20 +55,20 @@ def with_seeds(overrides: Sequence[str], seeds: range) -> list[str]:
     return [*(one for one in overrides if key_of(one) != "seed"), f"seed={','.join(map(str, seeds))}"]
 
 
-def check_resume(again: ExperimentAgain, before: Experiment, stages: Stages | None) -> None:
+def check_resume(earlier: Earlier, before: Experiment, stages: Stages | None) -> None:
     """Raise InputError if a resume changes the stages or the groups of a comparison. These must be fixed
     before the comparison's first seed. stages: the stages that the present overrides request."""
     recorded = before.info.get("stages")
     planned = recorded is not None
-    if planned != (stages is not None) or (planned and "seed" in map(key_of, again.edits)):
+    if planned != (stages is not None) or (planned and "seed" in map(key_of, earlier.edits)):
         why = "the stages of a comparison are fixed before its first seed" if planned else ""
         why = why or "its seeds were not planned in stages, so seed=auto cannot limit the error rate"
         fix = f"Leave out seed, or start a new experiment such as {EXAMPLE}"
-        raise InputError.about(f"+resume={again.path}", why, fix, code="changed-past", key="seed")
-    for key in [key for key in map(key_of, again.edits) if planned and key in again.swept]:
+        raise InputError.about(f"+resume={earlier.path}", why, fix, code="changed-past", key="seed")
+    for key in [key for key in map(key_of, earlier.edits) if planned and key in earlier.swept]:
         why = "the groups of a comparison with seed=auto are fixed before its first seed"
         fix = f"Leave out {key}, or start a new experiment"
-        raise InputError.about(f"+resume={again.path}", why, fix, code="changed-past", key=key)
+        raise InputError.about(f"+resume={earlier.path}", why, fix, code="changed-past", key=key)
 
 
 def check_groups(configs: Sequence[Mapping[str, Any]]) -> None:

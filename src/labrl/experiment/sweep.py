@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import signal
 import sys
 import time
@@ -12,19 +11,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from labrl.analysis.formats import duration
 from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
-from labrl.experiment.again import replaced, swept_keys
+from labrl.experiment.earlier import Earlier, replaced, swept_keys
 from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
-from labrl.experiment.job import Job, compose_trial
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
 from labrl.experiment.summary import how_to_resume_experiment, own_texts, print_experiment, said_of
+from labrl.experiment.trials import Trials
 from labrl.processes.signals import Stopped, signals_raise
 from labrl.run.experiment import Experiment, ExperimentKind, ExperimentStatus, TrialRecord, discard_refused
 from labrl.run.folder import place
@@ -36,54 +34,48 @@ from labrl.trial.summary import say
 
 
 def sweep_grid(
-    params: Sequence[str],
-    hydra_context: HydraContext,
-    config: DictConfig,
-    job: Job,
-    launcher: TrialLauncher,
-) -> None:
-    """Run every combination of the values in the overrides of `job`, and set its exit code.
+    config: DictConfig, trials: Trials, launcher: TrialLauncher, earlier: Earlier | None
+) -> tuple[Path, int]:
+    """Run every combination of the values in the overrides of `trials`. Return the experiment folder and the
+    exit code.
 
-    params: further overrides; config: configuration of the experiment with the node `hydra`. Raises
-    InputError for wrong input before any trial starts, except for errors that only building a trial can
-    reveal.
+    config: configuration of the experiment with the node `hydra`; earlier: the experiment that is resumed, if
+    any. Raises InputError for wrong input before any trial starts, except for errors that only building a
+    trial can reveal.
     """
-    again = job.experiment
-    job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
-    overrides = replaced(params, job.overrides)
-    composed = functools.partial(compose_trial, hydra_context, config, job.config_dir)
-    job.part_of, job.force = "grid", again is not None and again.force
+    path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
+    params = config.hydra.sweeper.get("params") or {}
+    overrides = replaced([f"{key}={value}" for key, value in params.items()], trials.overrides)
     machine = None if launcher.traits.elsewhere else Machine()
     stages = requested_stages(overrides)
     if stages is not None:
-        if job.fork is not None:
+        if trials.fork is not None:
             why = "the random streams of the forked run continue, so all trials have the seed of that run"
             raise InputError.contradiction("seed=auto", "+fork", why, "Leave out seed")
         overrides = with_seeds(overrides, range(stages.size))
-    if again is None:
-        plan = plan_grid(overrides, composed, machine, job.fork, stages)
+    if earlier is None:
+        plan = plan_grid(overrides, trials, machine, stages)
     else:
         before = Experiment.open(path)
-        check_resume(again, before, stages)
-        plan = plan_again(again, before, overrides, composed, machine)
+        check_resume(earlier, before, stages)
+        plan = plan_again(earlier, before, overrides, trials, machine)
     facts = {
-        "overrides": job.overrides,
-        "hydra_overrides": hydra_overrides(config),
-        "swept": sorted(swept_keys(overrides) | (again.swept if again else set())),
-        "config_dir": job.config_dir,
-        "fork": job.fork.as_json() if job.fork else None,
+        "overrides": trials.overrides,
+        "hydra_overrides": trials.hydras,
+        "swept": sorted(swept_keys(overrides) | (earlier.swept if earlier else set())),
+        "config_dir": trials.config_dir,
+        "fork": trials.fork.as_json() if trials.fork else None,
         "stages": dataclasses.asdict(stages) if stages else None,
     }
-    job.repositories = describe_code()
-    with held(path, "grid", again is not None, plan.records, command=job.typed, **facts) as folder:
-        if again is not None:
-            folder.resumed(job.typed, again.edits, **facts)
+    trials.repositories = describe_code()
+    with held(path, "grid", earlier is not None, plan.records, command=trials.typed, **facts) as folder:
+        if earlier is not None:
+            folder.resumed(trials.typed, earlier.edits, **facts)
             folder.replace_trials(plan.records)
 
         def plan_stage() -> Plan:
             assert stages is not None
-            added = next_stage(folder, stages)
-            return plan_more(folder.trials(), added, composed, machine)
+            return plan_more(folder.trials(), next_stage(folder, stages), trials, machine)
 
         grid = Grid(folder, plan.left, plan_stage if stages else None)
         grid.shows_progress = config.meta.progress
@@ -91,7 +83,7 @@ def sweep_grid(
             say(f"Resuming {path}: {done} trials have finished, and {len(grid.left)} remain")
         else:
             say(f"{len(grid.left)} trial{'' if len(grid.left) == 1 else 's'} in {path}")
-        job.exit_code = grid.run(launcher)
+        return path, grid.run(launcher)
 
 
 @contextmanager
@@ -125,12 +117,6 @@ def held(
         except BaseException:
             folder.set_status("failed")
             raise
-
-
-def hydra_overrides(config: DictConfig) -> list[str]:
-    """Return the overrides of Hydra's keys as they were given, with unresolved interpolations."""
-    given: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
-    return [str(override) for override in given if not str(override).startswith("hydra.mode=")]
 
 
 class Grid(Queue):

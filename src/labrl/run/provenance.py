@@ -69,8 +69,8 @@ def as_typed(arguments: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command that starts or resumes a run: its overrides, and the options that they choose."""
+class Origin:
+    """What a configuration comes from: the overrides of a command, and the options that they choose."""
 
     overrides: list[str] = field(default_factory=list)
     """Overrides of the command, except those that set folders."""
@@ -87,7 +87,7 @@ class Command:
 def write_provenance(
     run: Run,
     config: Mapping[str, Any],
-    command: Command,
+    origin: Origin,
     resume: int | None = None,
     start_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -102,11 +102,11 @@ def write_provenance(
     Returns the content of `provenance.json` without the configuration.
     """
     durable = resume is not None  # All files of a new run are synced together before its first frame.
-    write_atomic(run.overrides_yaml, as_yaml(list(command.overrides)), durable)
+    write_atomic(run.overrides_yaml, as_yaml(list(origin.overrides)), durable)
     target = run.path if resume is None else run.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
     repositories = {}
-    for name, (facts, diff) in (command.repositories or describe_code()).items():
+    for name, (facts, diff) in (origin.repositories or describe_code()).items():
         written = {}
         if diff:
             written["diff"] = f"{name}.diff"
@@ -115,12 +115,12 @@ def write_provenance(
         repositories[name] = {**facts, **written}
     content = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": command.typed,
+        "command": origin.typed,
         "working_folder": os.getcwd(),
         "seed": config.get("seed"),
-        "overrides": list(command.overrides),
-        "choices": command.choices,
-        "config_dir": command.config_dir,
+        "overrides": list(origin.overrides),
+        "choices": origin.choices,
+        "config_dir": origin.config_dir,
         "git": repositories,
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "machine": describe_machine(),

@@ -33,7 +33,7 @@ from labrl.processes.startup import collect_seldom
 LEAVE_SECONDS = 5.0
 """Seconds that an idle process has to exit before it is killed."""
 
-SESSIONS, TRIALS = "labrl.session.run", "labrl.trial.start"
+SESSIONS, TRIALS = "labrl.session.run", "labrl.trial.train"
 """Modules whose function `carry_out` a worker calls: the first to run a session, the second to train a
 complete trial."""
 
@@ -128,9 +128,7 @@ def start_server(work: str = SESSIONS) -> ForkServerContext | SpawnContext:
 
     parts = [f"{callbacks.__name__}.{one.name}" for one in pkgutil.iter_modules(callbacks.__path__)]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [work, "labrl.trial.trial", SESSIONS, *parts] if work == TRIALS else [work, *parts]
-    )
+    context.set_forkserver_preload([work, SESSIONS, *parts] if work == TRIALS else [work, *parts])
     with signals_wait_in_children():
         forkserver.ensure_running()
     return context

@@ -25,9 +25,9 @@ from labrl.run.episodes import RecordedEpisode
 from labrl.run.run import Run
 from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, episode_statistics, info_statistics
-from labrl.trial.again import check_past
 from labrl.trial.find import choices, find_run
 from labrl.trial.loading import LoadedPolicy
+from labrl.trial.past import check_past
 from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
 from labrl.trial.showing import EnjoyRequest
 from labrl.trial.summary import say

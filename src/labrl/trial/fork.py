@@ -6,14 +6,14 @@ run up to that frame. Edits are refused only if the checkpoint cannot be loaded 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
-from labrl.config.keys import Change, contradictions, split_override
+from labrl.config.keys import Change, contradictions, is_hydras, split_override
 from labrl.errors import DamagedFileError, InputError
 from labrl.processes.output import doing
 from labrl.run.atomic import copy_synced
@@ -22,15 +22,13 @@ from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
-from labrl.trial.again import Again, check_past, described, overrides_of, say_differences
 from labrl.trial.coefficients import schedule_jumps
-from labrl.trial.composed import Composed
-from labrl.trial.request import Request, frame_of
+from labrl.trial.command import frame_of
+from labrl.trial.configuration import Configuration, edit_run, overrides_of
+from labrl.trial.past import check_fits, check_past, configure_again, described, say_differences
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
-
-# Functions below import the trial late: a misspelled override must not wait for PyTorch.
 
 _FIXED = {
     "seed": "the random streams of the other run continue",
@@ -44,162 +42,161 @@ _SHOWN = 12
 """Maximum number of frames that a message lists."""
 
 
-class Fork(Again):
-    """A fork to be planned: the run and the checkpoint from which it starts, and its edits."""
+@dataclass(frozen=True)
+class ForkPoint:
+    """The checkpoint of a run from which a fork starts, and edits of its configuration."""
 
-    def __init__(
-        self,
-        past: Run,
-        edits: Sequence[str],
-        frame: int,
-        config_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        super().__init__(past, edits, config_dir=config_dir)
-        self.frame, self.folder = frame, str(past.path)
+    past: Run
+    frame: int
+    edits: list[str]
+    config_dir: str | None = None
+    """Folder with the user's own groups; None: the folder that the run used."""
 
     @classmethod
-    def at(cls, past: Run, request: Request, config_dir: str | os.PathLike[str] | None = None) -> Fork:
-        """Return the requested fork of the run `past`. Raises InputError if there is no checkpoint at the
-        requested frame."""
-        given = [value for key, value in map(split_override, request.edits) if key == "meta.max_session"]
+    def find(cls, past: Run, at: str | None, edits: Sequence[str], config_dir: str | None) -> ForkPoint:
+        """Return the point at the requested frame. Raises InputError if there is no checkpoint there."""
+        given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
-        keep = [f"meta.keep_every={frame}"] if (frame := frame_of(request.at)) else []
+        keep = [f"meta.keep_every={frame}"] if (frame := frame_of(at)) else []
         past.check_buffers(range(count), f"+fork={past.path}", keep)
-        return cls(past, request.edits, _frame_of(past, request.at, count), config_dir)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fork as plain data, from which `recorded` restores it."""
-        return {"folder": self.folder, "frame": self.frame, "edits": self.edits}
+        own = [one for one in edits if not is_hydras(one)]
+        return cls(past, _frame_of(past, at, count), own, config_dir)
 
     @classmethod
-    def recorded(cls, facts: Mapping[str, Any]) -> Fork | None:
-        """Return the fork that all trials of an experiment start from; None if `facts`, the recorded data of
-        the experiment, contain none."""
+    def recorded(cls, facts: Mapping[str, Any]) -> ForkPoint | None:
+        """Return the point that all trials of an experiment start from; None if `facts`, the recorded data
+        of the experiment, contain none."""
         said = facts.get("fork")
         if not isinstance(said, dict):
             return None
-        return cls(check_past(Run.open(said["folder"])), said["edits"], said["frame"])
+        return cls(check_past(Run.open(said["folder"])), said["frame"], said["edits"])
 
-    def of_trial(self, overrides: Sequence[str]) -> Fork:
-        """Return the fork of one trial of an experiment. overrides: all overrides of the trial."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the point as plain data, from which `recorded` restores it."""
+        return {"folder": str(self.past.path), "frame": self.frame, "edits": self.edits}
+
+    def of_trial(self, overrides: Sequence[str]) -> ForkPoint:
+        """Return the point for a trial of an experiment. overrides: all overrides of the trial."""
         before = overrides_of(self.past)
-        own = [one for one in overrides if one not in before]
-        return Fork(self.past, own, self.frame, self.config_dir)
+        return replace(self, edits=[one for one in overrides if one not in before])
 
-    def plan(
-        self,
-        folder: str,
-        typed: Typed,
-        repositories: Repositories | None = None,
-        elsewhere: bool = False,
-    ) -> Run:
-        """Plan a trial in a new folder that starts from the checkpoint.
 
-        Raises InputError, and leaves no folder, if the checkpoint cannot be loaded with the edits.
-        """
-        from labrl.trial.trial import plan_trial
+def fork(
+    point: ForkPoint,
+    folder: str,
+    typed: Typed,
+    repositories: Repositories | None = None,
+    elsewhere: bool = False,
+) -> Run:
+    """Create a run in a new folder that starts from a checkpoint of another run.
 
-        plain = self.edited
-        changed = self.check(plain)
-        check_resume(self.past)
-        composed = self.composed(folder, typed, plain, repositories, elsewhere)
-        return plan_trial(composed, partial(self._begin, changed))
+    Raises InputError, and leaves no folder, if the checkpoint cannot be loaded with the edits.
+    """
+    # Imported late: a misspelled override must not wait for PyTorch.
+    from labrl.trial.create import create
 
-    def check(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the changes from the configuration of the forked run to `plain`, the resolved configuration
-        of a trial.
+    plain, origin = edit_run(point.past, point.edits, point.config_dir, typed, repositories)
+    changed = check_fork(point, plain)
+    check_resume(point.past)
+    configuration = configure_again(point.past, plain, origin)
+    return create(configuration, folder, elsewhere, partial(_copy_past, point, changed))
 
-        Raises InputError for values that contradict the checkpoint. The checkpoint is not loaded.
-        """
-        changed = self.past.changes(plain)
-        for change in changed:
-            if change.key in _FIXED:
-                why = f"{self.folder} cannot be continued with this change, because {_FIXED[change.key]}"
-                raise InputError.about(described(change), why, code="changed-past", key=change.key)
-        sessions, budget = plain["meta"]["max_session"], plain["env"]["max_frame"]
-        self.past.check_buffers(range(sessions), f"+fork={self.folder}", [f"meta.keep_every={self.frame}"])
-        then = self.past.config["meta"]
-        if sessions > then["max_session"]:
-            allowed = f"be at most {then['max_session']}"
-            why = f"{self.folder} has no checkpoints for further sessions to start from"
-            raise InputError.value("meta.max_session", sessions, allowed, why=why)
-        if budget <= self.frame:
-            allowed = f"be more than {self.frame}, the frame that the fork starts from"
-            raise InputError.value("env.max_frame", f"{int(budget)}", allowed)
-        return changed
 
-    def _begin(self, changed: Sequence[Change], composed: Composed, run: Run) -> None:
-        """Copy the files of each session to the new run `run`, and write the provenance of `run`.
+def check_fork(point: ForkPoint, plain: Mapping[str, Any]) -> list[Change]:
+    """Return the changes from the configuration of the forked run to `plain`, the resolved configuration of
+    the fork.
 
-        Raises InputError if the checkpoint cannot be loaded; the copies are then removed.
-        """
-        from labrl.trial.summary import say
+    Raises InputError for values that contradict the checkpoint. The checkpoint is not loaded.
+    """
+    past, frame = point.past, point.frame
+    changed = past.changes(plain)
+    for change in changed:
+        if change.key in _FIXED:
+            why = f"{past.path} cannot be continued with this change, because {_FIXED[change.key]}"
+            raise InputError.about(described(change), why, code="changed-past", key=change.key)
+    sessions, budget = plain["meta"]["max_session"], plain["env"]["max_frame"]
+    past.check_buffers(range(sessions), f"+fork={past.path}", [f"meta.keep_every={frame}"])
+    if sessions > past.config["meta"]["max_session"]:
+        allowed = f"be at most {past.config['meta']['max_session']}"
+        why = f"{past.path} has no checkpoints for further sessions to start from"
+        raise InputError.value("meta.max_session", sessions, allowed, why=why)
+    if budget <= frame:
+        allowed = f"be more than {frame}, the frame that the fork starts from"
+        raise InputError.value("env.max_frame", f"{int(budget)}", allowed)
+    return changed
 
-        say(f"Forking {self.folder} at frame {self.frame:,} into {run.path}")
-        doing("copying and restoring the run")
-        try:
-            for index in range(composed.config.meta.max_session):
-                self._copy(_session(self.past, index), run.session(index))
-            self.check_fits(composed.config, run.session(0), contradictions(changed))
-        except BaseException as error:
-            for session in run.sessions:
-                shutil.rmtree(session.path, ignore_errors=True)
-            if isinstance(error, DamagedFileError) and error.key == str(run.session(0).replay):
-                raise self._without_replay(self._store(_session(self.past, 0))) from error
-            raise
-        entry = {
-            "folder": self.folder,
-            "frame": self.frame,
-            "edits": self.edits,
-            "changed": [change.as_json() for change in changed],
-        }
-        run.update(fork=entry)
-        now = write_provenance(run, composed.plain, composed.command)
-        differs = differences(self.past.read_provenance(), now)
-        run.update(fork={**entry, "differs": differs})
-        say_differences(differs)
-        before = resolve(self.past.read_config())
-        for line in schedule_jumps(before, composed.config, self.frame):
-            say(line)
 
-    def _copy(self, old: RunSession, new: RunSession) -> None:
-        """Copy the files of a session up to the frame of the fork. Raises InputError if its checkpoint no
-        longer exists."""
-        store = self._store(old)
-        replay = store.replay_of(self.frame)
-        if replay is None and old.replay.is_dir():
-            if self.frame not in store.frames()[: store.keep_last]:
-                raise self._without_replay(store)
-            replay = old.replay
-        try:
-            store.copy_past(self.frame, new.checkpoints)
-            for table in (old.train_csv, old.eval_csv):  # The session cuts the tables to its frame.
-                if table.exists():
-                    copy_synced(table, new.path / table.name)
-            if old.episodes.is_dir():
-                # The permissions of the files are not copied, because they may be read-only in an archive.
-                new.episodes.mkdir(exist_ok=True)
-                for episode in sorted(old.episodes.iterdir()):
-                    shutil.copyfile(episode, new.episodes / episode.name)
-            if replay is not None:
-                copy_replay(replay, new.replay)
-        except FileNotFoundError as error:  # The run is still running.
-            why = f"the run replaced its checkpoint of that frame while it was copied ({error.filename})"
-            fix = _kept_frames(store.whole_frames())
-            raise InputError.not_found(f"at={self.frame}", why, fix) from error
+def _copy_past(point: ForkPoint, changed: Sequence[Change], configuration: Configuration, run: Run) -> None:
+    """Copy the files of each session to the new run `run`, and write the provenance of `run`.
 
-    def _store(self, old: RunSession) -> CheckpointStore:
-        return old.store(self.past.config["meta"]["keep_last"])
+    Raises InputError if the checkpoint cannot be loaded; the copies are then removed.
+    """
+    from labrl.trial.summary import say
 
-    def _without_replay(self, store: CheckpointStore) -> InputError:
-        newest = ", ".join(map(str, store.frames()[: store.keep_last]))
-        return InputError.resources(
-            f"at={self.frame}",
-            f"the replay buffer of {store.folder.parent} is stored in files, and training has overwritten "
-            "transitions there that the checkpoint needs",
-            f"Fork at frame {newest}. With meta.keep_every, a run keeps the files of the buffer with each "
-            "kept checkpoint; with agent.memory.storage=ram, the buffer is part of every checkpoint.",
-        )
+    past, frame, config = point.past, point.frame, configuration.config
+    say(f"Forking {past.path} at frame {frame:,} into {run.path}")
+    doing("copying and restoring the run")
+    try:
+        for index in range(config.meta.max_session):
+            _copy_session(point, _session(past, index), run.session(index))
+        check_fits(past, configuration.origin, config, run.session(0), contradictions(changed))
+    except BaseException as error:
+        for session in run.sessions:
+            shutil.rmtree(session.path, ignore_errors=True)
+        if isinstance(error, DamagedFileError) and error.key == str(run.session(0).replay):
+            raise _without_replay(frame, _store(past, _session(past, 0))) from error
+        raise
+    entry = {**point.as_json(), "changed": [change.as_json() for change in changed]}
+    run.update(fork=entry)
+    now = write_provenance(run, configuration.plain, configuration.origin)
+    differs = differences(past.read_provenance(), now)
+    run.update(fork={**entry, "differs": differs})
+    say_differences(differs)
+    for line in schedule_jumps(resolve(past.read_config()), config, frame):
+        say(line)
+
+
+def _copy_session(point: ForkPoint, old: RunSession, new: RunSession) -> None:
+    """Copy the files of a session up to the frame of the fork. Raises InputError if its checkpoint no
+    longer exists."""
+    frame = point.frame
+    store = _store(point.past, old)
+    replay = store.replay_of(frame)
+    if replay is None and old.replay.is_dir():
+        if frame not in store.frames()[: store.keep_last]:
+            raise _without_replay(frame, store)
+        replay = old.replay
+    try:
+        store.copy_past(frame, new.checkpoints)
+        for table in (old.train_csv, old.eval_csv):  # The session cuts the tables to its frame.
+            if table.exists():
+                copy_synced(table, new.path / table.name)
+        if old.episodes.is_dir():
+            # The permissions of the files are not copied, because they may be read-only in an archive.
+            new.episodes.mkdir(exist_ok=True)
+            for episode in sorted(old.episodes.iterdir()):
+                shutil.copyfile(episode, new.episodes / episode.name)
+        if replay is not None:
+            copy_replay(replay, new.replay)
+    except FileNotFoundError as error:  # The run is still running.
+        why = f"the run replaced its checkpoint of that frame while it was copied ({error.filename})"
+        fix = _kept_frames(store.whole_frames())
+        raise InputError.not_found(f"at={frame}", why, fix) from error
+
+
+def _store(past: Run, old: RunSession) -> CheckpointStore:
+    return old.store(past.config["meta"]["keep_last"])
+
+
+def _without_replay(frame: int, store: CheckpointStore) -> InputError:
+    newest = ", ".join(map(str, store.frames()[: store.keep_last]))
+    return InputError.resources(
+        f"at={frame}",
+        f"the replay buffer of {store.folder.parent} is stored in files, and training has overwritten "
+        "transitions there that the checkpoint needs",
+        f"Fork at frame {newest}. With meta.keep_every, a run keeps the files of the buffer with each "
+        "kept checkpoint; with agent.memory.storage=ram, the buffer is part of every checkpoint.",
+    )
 
 
 def _session(past: Run, index: int) -> RunSession:

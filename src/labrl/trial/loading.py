@@ -30,9 +30,9 @@ from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, names_of, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
-from labrl.trial.again import check_past
+from labrl.trial.command import frame_of
 from labrl.trial.find import Verb, find_run, option_of
-from labrl.trial.request import frame_of
+from labrl.trial.past import check_past
 
 AT_ONCE = 16
 """Maximum number of environments that play at the same time."""

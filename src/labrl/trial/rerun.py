@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.keys import contradictions
 from labrl.errors import FAILED, InputError
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.trial.again import Again, refusal
+from labrl.trial.past import configure_again, refusal
 from labrl.trial.result import TrialResult
 
 if TYPE_CHECKING:
-    from labrl.run.provenance import Repositories, Typed
+    from labrl.run.provenance import Origin
 
 UNTIMED = frozenset({"wall", "fps", "end"})
 """Columns that are not compared: measured times, and `end`, which depends on the budget."""
@@ -21,45 +22,38 @@ UNTIMED = frozenset({"wall", "fps", "end"})
 TABLES = ("train", "eval")
 
 
-class Rerun(Again):
-    """An earlier run that is repeated in a new folder."""
+def rerun(past: Run, plain: Mapping[str, Any], origin: Origin, folder: str, force: bool = False) -> Run:
+    """Create a run in `folder` that repeats an earlier one.
 
-    def plan(
-        self,
-        folder: str,
-        typed: Typed,
-        repositories: Repositories | None = None,
-        elsewhere: bool = False,
-    ) -> Run:
-        """Plan a new trial that repeats the run. Raises InputError, with a table, if edits contradict the
-        values of the run, and also if the run is a fork, because another run has played its first frames."""
-        # Imported late: a misspelled override must not wait for PyTorch.
-        from labrl.trial.trial import plan_trial
+    plain, origin: result of `edit_run`; force: whether edits may contradict the values of the run. Raises
+    InputError, with a table, if they do, and also if the run is a fork, because another run has played its
+    first frames.
+    """
+    # Imported late: a misspelled override must not wait for PyTorch.
+    from labrl.trial.create import create
 
-        then = self.past
-        if fork := then.read_info().get("fork"):
-            again = ["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
-            why = "the run is a fork, and +rerun repeats runs from frame 0"
-            raise InputError.usage(f"+rerun={then.path}", why, f"To repeat it: {shlex.join(again)}")
-        plain = self.edited
-        found = contradictions(then.changes(plain)) if then.sessions else []  # otherwise nothing is compared
-        if found and not self.force:
-            raise refusal(found, f"+rerun={then.path}")
-        return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))
+    if fork := past.read_info().get("fork"):
+        again = ["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
+        why = "the run is a fork, and +rerun repeats runs from frame 0"
+        raise InputError.usage(f"+rerun={past.path}", why, f"To repeat it: {shlex.join(again)}")
+    found = contradictions(past.changes(plain)) if past.sessions else []  # otherwise nothing is compared
+    if found and not force:
+        raise refusal(found, f"+rerun={past.path}")
+    return create(configure_again(past, plain, origin), folder)
 
-    def conclude(self, result: TrialResult) -> TrialResult:
-        """Record in the result and in the run folder whether the metric rows equal those of the earlier
-        run, if that has any."""
-        again = Run.open(result.folder)
-        if not self.past.sessions:
-            result.comparison = f"nothing was compared, because {self.past.path} has no metric rows"
-            again.update(rerun_of=str(self.past.path))
-            return result
-        equal, result.comparison = compare(self.past, result)
-        if not equal:
-            result.exit_code = result.exit_code or FAILED
-        again.update(rerun_of=str(self.past.path), equal=equal)
-        return result
+
+def record_comparison(past: Run, result: TrialResult) -> None:
+    """Record in the result and in the run folder whether the metric rows equal those of the earlier run, if
+    that has any."""
+    again = Run.open(result.folder)
+    if not past.sessions:
+        result.comparison = f"nothing was compared, because {past.path} has no metric rows"
+        again.update(rerun_of=str(past.path))
+        return
+    equal, result.comparison = compare(past, result)
+    if not equal:
+        result.exit_code = result.exit_code or FAILED
+    again.update(rerun_of=str(past.path), equal=equal)
 
 
 def compare(then: Run, result: TrialResult) -> tuple[bool, str]:

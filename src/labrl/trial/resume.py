@@ -1,216 +1,165 @@
 """`labrl +resume` continues a run in its folder.
 
-`go_back` returns the earlier run that a request names, to be resumed, repeated (`rerun.py`) or forked
-(`fork.py`). `Resume.plan` decides which sessions continue; each loads its newest complete checkpoint when it
-starts (`restored_session` in `labrl.session.run`).
+`resume` decides which sessions continue; each loads its newest complete checkpoint when it starts
+(`restored_session` in `labrl.session.run`).
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
-from labrl.config.keys import Change, contradictions, written
+from labrl.config.keys import Change, contradictions, is_hydras, written
 from labrl.errors import DamagedFileError, InputError
 from labrl.run import folder as folders
-from labrl.run.find import is_run
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.callbacks.stop import Stop
 from labrl.session.torchrun import check_resume
-from labrl.trial.again import (
-    Again,
-    check_past,
-    overrides_of,
-    refusal,
-    say_differences,
-)
 from labrl.trial.coefficients import hold_changes, refuse_idle, schedule_jumps
-from labrl.trial.composed import Composed
-from labrl.trial.find import find_run
-from labrl.trial.fork import Fork
-from labrl.trial.request import Request
-from labrl.trial.rerun import Rerun
-from labrl.trial.saved import SavedConfig
+from labrl.trial.configuration import Configuration, edit_run
+from labrl.trial.past import check_fits, configure_again, refusal, say_differences
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
-    from labrl.run.provenance import Repositories, Typed
-
-# Functions below import labrl.trial.trial late: a misspelled key must not wait for PyTorch.
+    from labrl.run.provenance import Origin, Repositories, Typed
 
 
 class FinishedError(InputError):
     """Raised if every session of the run to be resumed has used up its budget, and no file is missing."""
 
 
-def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) -> Again:
-    """Find the earlier run that a request names, and return it with the request's edits.
+def resume(
+    run: Run,
+    edits: Sequence[str],
+    typed: Typed,
+    *,
+    force: bool = False,
+    config_dir: str | None = None,
+    repositories: Repositories | None = None,
+    elsewhere: bool = False,
+) -> Run:
+    """Continue a run in its folder with edits: mark the sessions that have not used up their budget as due,
+    each from its newest checkpoint.
 
-    Raises InputError if there is none, or if someone else has written it and it names code that is not part
-    of labrl.
-
-    config_dir: folder with the user's own groups; None: the folder that the run used.
+    force: whether the edits may contradict the past of the run; elsewhere: whether another machine will train
+    the run; for the other arguments, see `edit_run`. If only the videos or the report are missing, no session
+    is due. Raises InputError with a table if new values contradict the past of the run, or if nothing would
+    be learned; BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
     """
-    file = Path(os.path.expanduser(request.which))
-    past: Run
-    if request.kind == "rerun" and file.is_file():
-        of_run = file.name == "config.yaml" and is_run(file.parent)
-        past = Run.open(file.parent) if of_run else SavedConfig(file)
-    else:
-        past = find_run(request.which, request.edits, request.kind)
-    check_past(past, composes=True)
-    if request.kind == "fork":
-        return Fork.at(past, request, config_dir)
-    if request.kind == "rerun":
-        return Rerun(past, request.edits, request.force, config_dir)
-    return Resume(past, request.edits, request.force, config_dir)
+    # Imported late: a misspelled key must not wait for PyTorch.
+    from labrl.trial.create import check, mark_due, recording_failure
+    from labrl.trial.summary import say
 
-
-class Resume(Again):
-    """An earlier run that `+resume` continues in its folder, with edits."""
-
-    @property
-    def node(self) -> dict[str, Any]:
-        """Keys below `hydra`, with the existing run folder."""
-        return {**super().node, "run": {"dir": str(self.past.path)}}
-
-    @classmethod
-    def on_trial(cls, run: Run, force: bool = False, overrides: Sequence[str] | None = None) -> Resume:
-        """Return the resume of `run`, a trial of an experiment. overrides: all overrides that the trial has
-        now; None: unchanged."""
-        before = overrides_of(check_past(run))
-        return cls(run, [one for one in overrides or () if one not in before], force)
-
-    def plan(
-        self,
-        folder: str,
-        typed: Typed,
-        repositories: Repositories | None = None,
-        elsewhere: bool = False,
-    ) -> Run:
-        """Plan the sessions that have not used up their budget, each from its newest checkpoint.
-
-        If only the videos or the report are missing, no session is due. Raises InputError with a table if new
-        values contradict the past of the run, or if nothing would be learned; BusyFolderError if the run is
-        still running, and FinishedError if nothing is left to do.
-        """
-        from labrl.trial.summary import say
-        from labrl.trial.trial import check, plan_sessions, recording_failure
-
-        run, plain = self.past, self.edited
-        with run.lock():
-            reached = frames_reached(run)
-            plain, contradicting = self.continued(plain, reached)
-            self.check_contradictions(plain, contradicting, reached)
-            changed = run.changes(plain)
-            composed = self.composed(str(run.path), typed, plain, repositories, elsewhere)
-            config = composed.config
-            check(config, elsewhere=elsewhere)
-            check_resume(run)
-            left = _sessions_left(run, config)
-            if not left:
-                # The run was killed before it recorded its end.
-                if run.recorded_status in ("waiting", "running", "interrupted"):
-                    sessions = [one.read_result() for one in run.sessions]
-                    run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
-                if not lacks_files(run, config.meta.report):
-                    raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
-                if changed:
-                    self._record(reached, changed, composed, bool(contradicting))
-                run.update(due=[])
-                return run
-            _check_saved(run, left, reached)
-            saved = [one for one in run.sessions if one.index in left and one.index in reached]
-            if saved and contradicting:
-                # With forced values that do not fit, the run would be left without a usable state.
-                self.check_fits(config, saved[0], contradicting)
-            begins = {index: reached.get(index, 0) for index in left}
-            frame = max(reached.values(), default=0)
-            before = resolve(run.read_config()) if frame and changed else config
-            jumps = list(schedule_jumps(before, config, frame))
-            with recording_failure(run):
-                differs = self._record(begins, changed, composed, bool(contradicting))
-                _announce(run, begins, reached, differs)
-                for line in jumps:
-                    say(line)
-                plan_sessions(config, run, left)
-        return run
-
-    def continued(
-        self, plain: Mapping[str, Any], reached: Mapping[int, int]
-    ) -> tuple[dict[str, Any], list[Change]]:
-        """Return the configuration of the continued run, and the changes in it that contradict the run's
-        past.
-
-        plain: the recorded configuration with the edits applied; coefficients that an edit changes take
-        effect after the furthest frame that any session has reached. reached: `frames_reached` of the run.
-        Raises InputError if the new budget is already spent, or if a run with a larger budget would learn
-        nothing more or needs a replay buffer that `labrl-clean` has removed, and DamagedFileError if there is
-        no checkpoint to continue from.
-        """
-        # First, because a budget that contradicts other keys would be refused with one that is spent, too.
-        _check_budget(self.past, plain, reached)
-        run, config = self.past, resolve(plain)
-        run.check_buffers(reached.keys() & _sessions_left(run, config), f"+resume={run.path}")
+    plain, origin = edit_run(run, edits, config_dir, typed, repositories)
+    with run.lock():
+        reached = frames_reached(run)
+        plain, contradicting = continue_config(run, plain, origin, reached, force)
+        changed = run.changes(plain)
+        configuration = configure_again(run, plain, origin)
+        config = configuration.config
+        check(config, elsewhere=elsewhere)
+        check_resume(run)
+        left = _sessions_left(run, config)
+        forced = force and bool(contradicting)
+        if not left:
+            # The run was killed before it recorded its end.
+            if run.recorded_status in ("waiting", "running", "interrupted"):
+                sessions = [one.read_result() for one in run.sessions]
+                run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
+            if not lacks_files(run, config.meta.report):
+                raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
+            if changed:
+                _record(run, edits, reached, changed, configuration, forced)
+            run.update(due=[])
+            return run
+        _check_saved(run, left, reached)
+        saved = [one for one in run.sessions if one.index in left and one.index in reached]
+        if saved and contradicting:
+            # With forced values that do not fit, the run would be left without a usable state.
+            check_fits(run, origin, config, saved[0], contradicting)
+        begins = {index: reached.get(index, 0) for index in left}
         frame = max(reached.values(), default=0)
-        if not frame and config.env.config.max_frame > run.config["env"]["max_frame"]:
-            for session in run.sessions:
-                _check_saved(run, [session.index], reached)
-        held, keys = hold_changes(run.read_config(), plain, config, frame) if frame else (dict(plain), [])
-        prefixes = tuple(f"{key}." for key in keys)
-        found = [one for one in contradictions(run.changes(held)) if not f"{one.key}.".startswith(prefixes)]
-        if not (found or self.force):
-            again = shlex.join(["labrl", *self.overrides])
-            refuse_idle(resolve(held), frame, run.config["env"]["max_frame"], again)
-        return held, found
+        before = resolve(run.read_config()) if frame and changed else config
+        jumps = list(schedule_jumps(before, config, frame))
+        with recording_failure(run):
+            differs = _record(run, edits, begins, changed, configuration, forced)
+            _announce(run, begins, reached, differs)
+            for line in jumps:
+                say(line)
+            mark_due(config, run, left)
+    return run
 
-    def check_contradictions(
-        self, plain: Mapping[str, Any], contradicting: Sequence[Change], reached: Mapping[int, int]
-    ) -> None:
-        """Raise InputError, with a table, for changes that contradict the run's past, unless they are forced.
 
-        plain, contradicting: result of `continued`; reached: `frames_reached` of the run.
-        """
-        if contradicting and not self.force:
-            decisive = (one.key == "agent._target_" or ".network." in one.key for one in contradicting)
-            if reached and any(decisive):
-                self.check_fits(resolve(plain), self.past.session(min(reached)), contradicting)
-            raise refusal(contradicting, f"+resume={self.past.path}")
+def continue_config(
+    run: Run, plain: Mapping[str, Any], origin: Origin, reached: Mapping[int, int], force: bool = False
+) -> tuple[dict[str, Any], list[Change]]:
+    """Return the configuration of the continued run, and the changes in it that contradict the run's past and
+    are forced.
 
-    def _record(
-        self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed, contradicts: bool
-    ) -> list[str]:
-        """Write the provenance of this resume, and add an entry to `run.json`.
+    plain, origin: result of `edit_run`; coefficients that an edit changes take effect after the furthest
+    frame that any session has reached. reached: `frames_reached` of the run. Raises InputError, with a table,
+    for changes that contradict the past and are not forced; also if the new budget is already spent, or if a
+    run with a larger budget would learn nothing more or needs a replay buffer that `labrl-clean` has removed.
+    Raises DamagedFileError if there is no checkpoint to continue from.
+    """
+    # First, because a budget that contradicts other keys would be refused with one that is spent, too.
+    _check_budget(run, plain, reached)
+    config = resolve(plain)
+    run.check_buffers(reached.keys() & _sessions_left(run, config), f"+resume={run.path}")
+    frame = max(reached.values(), default=0)
+    if not frame and config.env.config.max_frame > run.config["env"]["max_frame"]:
+        for session in run.sessions:
+            _check_saved(run, [session.index], reached)
+    held, keys = hold_changes(run.read_config(), plain, config, frame) if frame else (dict(plain), [])
+    prefixes = tuple(f"{key}." for key in keys)
+    found = [one for one in contradictions(run.changes(held)) if not f"{one.key}.".startswith(prefixes)]
+    if found and not force:
+        decisive = (one.key == "agent._target_" or ".network." in one.key for one in found)
+        if reached and any(decisive):
+            check_fits(run, origin, resolve(held), run.session(min(reached)), found)
+        raise refusal(found, f"+resume={run.path}")
+    if not found and not force:
+        again = shlex.join(["labrl", *origin.overrides])
+        refuse_idle(resolve(held), frame, run.config["env"]["max_frame"], again)
+    return held, found
 
-        begins: frame from which each session continues, by index; changed: changes of the configuration;
-        contradicts: whether the changes contradict the past of the run. Returns the differences in machine,
-        code and packages since the earlier run.
-        """
-        run = self.past
-        resumes = list(run.read_info().get("resumes", []))
-        number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
-        before = run.read_provenance()
-        now = write_provenance(run, composed.plain, composed.command, number)
-        differs = differences(before, now)
-        entry = {
-            "time": folders.now(),
-            "frames": {str(index): frame for index, frame in begins.items()},
-            "edits": self.edits,
-            "changed": [change.as_json() for change in changed],
-            "forced": self.force and contradicts,
-            "differs": differs,
-            "command": now["command"],
-            "labrl": now["packages"].get("labrl"),
-            "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
-        }
-        run.update(resumes=[*resumes, entry])
-        return differs
+
+def _record(
+    run: Run,
+    edits: Sequence[str],
+    begins: Mapping[int, int],
+    changed: Sequence[Change],
+    configuration: Configuration,
+    forced: bool,
+) -> list[str]:
+    """Write the provenance of this resume, and add an entry to `run.json`.
+
+    begins: frame from which each session continues, by index; changed: changes of the configuration;
+    forced: whether the changes contradict the past of the run, and were forced. Returns the differences in
+    machine, code and packages since the earlier run.
+    """
+    resumes = list(run.read_info().get("resumes", []))
+    number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
+    before = run.read_provenance()
+    now = write_provenance(run, configuration.plain, configuration.origin, number)
+    differs = differences(before, now)
+    entry = {
+        "time": folders.now(),
+        "frames": {str(index): frame for index, frame in begins.items()},
+        "edits": [one for one in edits if not is_hydras(one)],
+        "changed": [change.as_json() for change in changed],
+        "forced": forced,
+        "differs": differs,
+        "command": now["command"],
+        "labrl": now["packages"].get("labrl"),
+        "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
+    }
+    run.update(resumes=[*resumes, entry])
+    return differs
 
 
 def frames_reached(run: Run) -> dict[int, int]:

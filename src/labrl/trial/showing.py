@@ -1,6 +1,6 @@
 """Options of `labrl +enjoy=...` and `labrl-replay`.
 
-This module is separate from `labrl.trial.request` because it imports pydantic, and `labrl --cfg job` must not
+This module is separate from `labrl.trial.command` because it imports pydantic, and `labrl --cfg job` must not
 wait for that import.
 """
 
@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
+from labrl.trial.command import Command, frame_of, read
 from labrl.trial.find import choices
-from labrl.trial.request import Request, frame_of, read
 from labrl.types import NonNegativeInt, PositiveInt, Probability
 
 T = TypeVar("T")
@@ -78,12 +78,12 @@ class ReplayRequest:
     render: Literal["video", "human"] = "video"
 
 
-def enjoy_request(request: Request) -> EnjoyRequest:
+def enjoy_request(command: Command) -> EnjoyRequest:
     """Return the options of `+enjoy`. Raises InputError for a wrong override."""
-    chosen = [override for override in request.edits if choices([override])]
-    others = [override for override in request.edits if override not in chosen]
-    takes = f"+enjoy={request.which} plays the trained policy in its environment, and takes"
-    return _options(EnjoyRequest, others, takes, which=request.which, choices=chosen)
+    chosen = [override for override in command.overrides if choices([override])]
+    others = [override for override in command.overrides if override not in chosen]
+    takes = f"+enjoy={command.which} plays the trained policy in its environment, and takes"
+    return _options(EnjoyRequest, others, takes, which=command.which, choices=chosen)
 
 
 def replay_request(which: str, overrides: Sequence[str]) -> ReplayRequest:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,18 +25,18 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.games import check_environment
 from labrl.envs.make import info_keys
 from labrl.errors import InputError, LabrlError, install_command
-from labrl.experiment.again import swept_keys
-from labrl.experiment.job import Job, trial_folder
+from labrl.experiment.earlier import Earlier, swept_keys
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.search.checks import check_pruner, not_its
+from labrl.experiment.search.checks import check_pruner, not_its, settings_of
 from labrl.experiment.search.options import Confirm, SearchConfig, Settings
 from labrl.experiment.search.pruners import NoPruner
 from labrl.experiment.search.search import Search, break_off, conclude
 from labrl.experiment.search.space import OF_THE_SEARCH, Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
-from labrl.experiment.sweep import held, hydra_overrides
+from labrl.experiment.sweep import held
+from labrl.experiment.trials import Trials, trial_folder
 from labrl.mistakes.names import some
 from labrl.processes.secrets import redact
 from labrl.run.experiment import Experiment
@@ -43,9 +44,9 @@ from labrl.run.folder import place
 from labrl.run.provenance import describe_code
 from labrl.run.trust import check_experiment
 from labrl.trial.baseline import random_return
-from labrl.trial.composed import check_fit, check_start_from, resolved
+from labrl.trial.configuration import check_fit, check_start_from, resolved
+from labrl.trial.create import check
 from labrl.trial.summary import say
-from labrl.trial.trial import check
 from labrl.types import INFO
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
@@ -57,18 +58,16 @@ OWN_STUDY = "labrl"
 
 
 def search(
-    cfg: DictConfig,
-    settings: Settings,
-    job: Job,
-    launcher: TrialLauncher,
-) -> int:
-    """Run the search that `cfg` and the overrides of `job` describe. Return the exit code.
+    cfg: DictConfig, trials: Trials, launcher: TrialLauncher, earlier: Earlier | None
+) -> tuple[Path, int]:
+    """Run the search that `cfg` and the overrides of `trials` describe. Return the experiment folder and the
+    exit code.
 
-    cfg: the configuration with the first option of each searched group. Raises InputError for wrong input
-    before any trial starts.
+    cfg: the configuration with the first option of each searched group; earlier: the search that is resumed,
+    if any. Raises InputError for wrong input before any trial starts.
     """
     silence()
-    overrides = job.overrides
+    settings, overrides = settings_of(cfg), trials.overrides
     for override in overrides:
         if OF_THE_SEARCH.match(override) and swept_keys([override]):
             why = "it is of the whole search, which has one value of it"
@@ -84,7 +83,7 @@ def search(
         for group, option in cfg.hydra.runtime.choices.items()
         if not str(group).startswith(("hydra/", "search")) and option is not None
     }
-    recipe = Recipe(space, choices, unwatched(typed), job.config_dir)
+    recipe = Recipe(space, choices, unwatched(typed), trials.config_dir)
     ready = cfg.hydra.runtime.choices["search"]
     base = check_space(recipe, ready, known)
     # `cfg` may lack a key that the space adds.
@@ -95,25 +94,24 @@ def search(
     plan = _plan(asked, base, space, settings, plain["env"])
     need = _limit_launcher(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
     folder_of = partial(trial_folder, copy.deepcopy(cfg))
-    job.folder = path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
+    path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = Experiment(path).marker.exists()
     facts: dict[str, Any] = {
         "overrides": list(overrides),
-        "hydra_overrides": hydra_overrides(cfg),
-        "config_dir": job.config_dir,
+        "hydra_overrides": trials.hydras,
+        "config_dir": trials.config_dir,
     }
-    job.part_of = "search"
     if exists:
         before = Experiment.open(path)
         _check_same(before, plan.name)
         check_experiment(before)
-    job.repositories = describe_code()
-    with held(path, "search", exists, (), command=job.typed, **facts) as experiment:
+    trials.repositories = describe_code()
+    with held(path, "search", exists, (), command=trials.typed, **facts) as experiment:
         storage = StudyStorage(settings.storage, path)
         study = Study(storage, plan, settings.sampler, path)
         facts["search"] = _facts(storage, study)
         if exists:  # with its edits, so that the next resume knows them
-            experiment.resumed(job.typed, job.experiment.edits if job.experiment else [], **facts)
+            experiment.resumed(trials.typed, earlier.edits if earlier else [], **facts)
         else:
             experiment.set_status("running", **facts)
         one = Search(study, recipe, experiment, folder_of, need, settings.max_failure_rate)
@@ -122,9 +120,9 @@ def search(
         _announce(study, storage, at_once, experiment, asked.search.confirm)
         try:
             code, confirmation = one.run(launcher, asked.search.confirm)
-            return conclude(one, storage, code, confirmation, report=asked.meta.report)
+            return path, conclude(one, storage, code, confirmation, report=asked.meta.report)
         except Exception as error:
-            return break_off(experiment, storage, error)
+            return path, break_off(experiment, storage, error)
 
 
 def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str]) -> None:

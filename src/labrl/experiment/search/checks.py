@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from labrl.config import config_folder
 from labrl.config.compose import resolve, to_plain
 from labrl.config.keys import split_override, walk
 from labrl.config.schema import TrialConfig
+from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
+from labrl.experiment.search.options import Settings
 from labrl.experiment.search.pruners import Halving, NoPruner, Pruner, WilcoxonPruner
 
 
@@ -30,6 +32,18 @@ def check_search(config: DictConfig, overrides: Sequence[str]) -> None:
         # The search space may add a missing key, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
         if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:
             raise InputError.of(wrong) from None
+
+
+def settings_of(config: DictConfig) -> Settings:
+    """Return the settings of `hydra.sweeper`. Raises InputError for wrong values."""
+    own = {key: value for key, value in config.hydra.sweeper.items() if key != "_target_"}
+    plain = {
+        str(key): OmegaConf.to_container(value, resolve=key == "sampler")
+        if OmegaConf.is_config(value)
+        else value
+        for key, value in own.items()
+    }
+    return dataclass_of(Settings, plain, "hydra.sweeper")
 
 
 def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from labrl.run.trust import check_recorded
 _FIX = "Name a run folder, its config.yaml, or a copy of that file"
 
 
-class SavedConfig(Run):
+class ConfigFile(Run):
     """A configuration in a YAML file, which is repeated like a run that has no rows.
 
     Its recorded overrides choose only the agent and the environment.

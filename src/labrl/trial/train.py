@@ -1,68 +1,59 @@
-"""A trial: the sessions of one configuration, which run at the same time and differ in the seed."""
+"""The fourth step of every run: train the sessions that are due, which run at the same time."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from labrl.agents.agent import Agent, agent_class
-from labrl.agents.make import check_abilities, check_actions, learns_faster_on_gpu
-from labrl.agents.parts.experience import check_replay
+from labrl.agents.make import learns_faster_on_gpu
 from labrl.agents.policy_agent import PolicyConfig, starts_outside
-from labrl.agents.transforms import Transforms
 from labrl.component import MAIN, Component, used_of_main
-from labrl.config.compose import check_no_search, resolve
+from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
-from labrl.dashboards import login
 from labrl.dashboards.sender import shown_on_wandb
-from labrl.envs.make import backend_class, describe, gives_masks, goals_of
+from labrl.envs.make import backend_class, describe
 from labrl.envs.protocol import UNREPEATABLE, unrepeatable
 from labrl.errors import (
     DONE,
     FAILED,
     INTERRUPTED,
     TERMINATED,
-    InputError,
     LabrlError,
-    LostProcessError,
-    sentences,
 )
 from labrl.learning.compute import Compute
-from labrl.memory.workspace import memory_available
 from labrl.processes.follower import Follower
-from labrl.processes.output import doing
-from labrl.processes.script import refuse_main
-from labrl.processes.signals import SAVE, SIGNALS, exit_code_of, how_it_ended, signals_raise
-from labrl.run.find import is_run
+from labrl.processes.output import INDENT, doing, labeled_output, print_traceback, printing_to
+from labrl.processes.secrets import redact
+from labrl.processes.signals import SAVE, SIGNALS, Stopped, exit_code_of, how_it_ended
 from labrl.run.folder import read_json
-from labrl.run.provenance import write_provenance
 from labrl.run.run import Run, RunStatus
 from labrl.run.session import RunSession, SessionResult
+from labrl.run.session_log import print_warnings
+from labrl.run.signature import Trust, trusting
 from labrl.schedules import AdaptiveRate, Schedule, largest
-from labrl.seeding import draw_seed, session_seed
-from labrl.session.callbacks import check_callbacks
+from labrl.seeding import session_seed
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.devices import check_machine, visible_gpus
 from labrl.session.interruption import Interruption
 from labrl.session.run import run as run_session
-from labrl.session.team import check_shared_weights, forget_shared_weights
-from labrl.session.torchrun import check_launch, leading
+from labrl.session.team import forget_shared_weights
+from labrl.session.torchrun import leading
 from labrl.session.worker import wait_for, workers_for
-from labrl.spaces import Spaces, sees_images
+from labrl.spaces import sees_images
 from labrl.trial import playback, reporting
-from labrl.trial.composed import Composed
+from labrl.trial.create import discarding_refused, recording_failure
+from labrl.trial.past import check_past
 from labrl.trial.result import TrialResult
-from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
-from labrl.trial.summary import how_to_report, how_to_resume, say
+from labrl.trial.resume import FinishedError, resume
+from labrl.trial.summary import say
 
 _STOPPED = (INTERRUPTED, TERMINATED)
-
-SESSION_BYTES = 150 << 20
-"""Minimum memory of a session's process with PyTorch, a small environment and a small network, in bytes."""
 
 REMADE = (
     "episodes of this environment depend on earlier ones, so a new one is made for each episode, and what it "
@@ -71,58 +62,6 @@ REMADE = (
     "environments, but then resumed runs are not exact"
 )
 """Message for a run in which each episode needs a new environment."""
-
-
-class LostFolderError(LabrlError):
-    """Raised if a run folder was moved or deleted during the run. `key` is the path of the folder."""
-
-    codes = ("not-found",)
-
-
-def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None:
-    """Raise InputError if the configuration contradicts the environment's spaces or the machine.
-
-    Each component checks the complete configuration for values that the component does not support. agent:
-    the option of the group `agent`, because several options may share a class; an empty string if the option
-    is unknown; elsewhere: whether another machine will train the trial, so that `train` checks the machine
-    later.
-    """
-    check_no_search(config.search.space)
-    env, meta = vars(config.env.config), config.meta
-    apart = {
-        f"meta.max_session={meta.max_session}": meta.max_session > 1,
-        "env.vectorization=async": env.get("vectorization") == "async",
-        "meta.async_eval=true": meta.async_eval,
-        "meta.async_unroll": meta.async_unroll,
-    }
-    for asked in filter(apart.get, apart):
-        refuse_main(env.get("id"), asked)
-    observation_space, action_space = describe(config.env)
-    images = sees_images(observation_space)
-    if not elsewhere:
-        check_machine(config, images)
-    goals = goals_of(config.env, observation_space)
-    spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
-    check_actions(agent, action_space)
-    config.agent.check("check", spaces)
-    check_abilities(config, action_space, masked=gives_masks(config.env))
-    check_launch(config)
-    if (num_sessions := config.meta.max_session) > 1:
-        asked = f"meta.max_session={num_sessions}"
-        room = memory_available()
-        if room is not None and num_sessions * SESSION_BYTES > room:  # the system would kill processes
-            raise InputError.resources(
-                asked,
-                "the sessions of a trial run at the same time, each in a process that takes at least "
-                f"{SESSION_BYTES >> 20} MB, but only {room / 2**30:.1f} GB are free",
-                f"meta.max_session={max(room // SESSION_BYTES, 1)}, or type labrl -m seed=0,1,2 to run the "
-                "seeds one after another",
-            )
-    check_shared_weights(config, images)
-    Transforms.build(config.transforms, spaces)
-    check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
-    check_callbacks(config)
-    login.choose_mode(config.wandb)
 
 
 def high_rates(agent: Component) -> dict[str, float]:
@@ -150,94 +89,6 @@ def ignores_precision(config: TrialConfig) -> bool:
         return False
     has_networks = agent_class(config.agent).modules is not Agent.modules
     return not (has_networks and sees_images(describe(config.env)[0]))
-
-
-def plan_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> Run:
-    """Write the folder of a new run, and return the run. Its status is `waiting` until `train` runs its
-    sessions.
-
-    begin: function that writes the provenance of a fork and copies its files to the folder. Raises InputError
-    for wrong input; the folder is then deleted, unless the run is a trial of an experiment.
-    """
-    doing("making environments")
-    config = composed.config
-    check(config, composed.command.choices.get("agent", ""), composed.elsewhere)
-    sessions = list(range(config.meta.max_session))
-    beginning = find_beginning(config, sessions) if begin is None else None
-    if is_run(Path(composed.folder)) and (before := Run.open(composed.folder)).unrecorded:
-        with before.lock():  # It was killed while it was planned.
-            before.discard_unrecorded()
-    run = Run.create(composed.folder, status="waiting")
-    plain = {**composed.plain, "seed": draw_seed() if config.seed is None else config.seed}
-    with discarding_refused(run), run.lock(), recording_failure(run):
-        if begin is None:
-            facts = None if beginning is None else beginning.facts()
-            write_provenance(run, plain, composed.command, start_from=facts)
-        else:
-            begin(composed, run)
-        plan_sessions(config, run, sessions, beginning)
-    return run
-
-
-def plan_sessions(
-    config: TrialConfig, run: Run, indices: list[int], beginning: Beginning | None = None
-) -> None:
-    """Record which sessions `train` must run, and write the weights from which the sessions start, if there
-    are any.
-
-    indices: indices of the sessions; beginning: the initial weights, if they have been loaded already.
-    """
-    lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
-    if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
-        beginning.write(run)
-    run.set_status("waiting", due=indices)
-
-
-@contextmanager
-def discarding_refused(run: Run) -> Iterator[None]:
-    """Context manager: if the run is refused before its first step, delete it, unless it is part of an
-    experiment."""
-    try:
-        yield
-    except LostProcessError as error:
-        to_resume = f"To resume: {how_to_resume(run.path)}"
-        raise LostProcessError(sentences(error.message, to_resume)) from error
-    except LabrlError:
-        if run.experiment is None:
-            run.discard_unplayed()
-        raise
-
-
-@contextmanager
-def recording_failure(run: Run) -> Iterator[None]:
-    """Context manager: if there is a failure or an interruption, record it as the status of the run.
-
-    A note on how to resume is added to an interruption. If too little was written to resume, the folder is
-    deleted instead. Raises LostFolderError if the folder no longer exists.
-    """
-    try:
-        with signals_raise():
-            yield
-    except BaseException as error:
-        if not run.path.exists():
-            why = "it was moved or deleted during the run, so the run has ended"
-            fix = "If it still exists, labrl +resume=<its new path> continues from its last checkpoint"
-            raise LostFolderError.about(run.path, why, fix) from error
-        _record_failure(run, error)
-        raise
-
-
-def _record_failure(run: Run, error: BaseException) -> None:
-    if isinstance(error, KeyboardInterrupt):
-        if run.recorded_status not in ("waiting", "running"):
-            error.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
-        elif run.config_yaml.exists():
-            run.set_status("interrupted")
-            error.add_note(f"to resume: {how_to_resume(run.path)}")
-        else:
-            run.discard_unplayed()
-    elif run.recorded_status in ("waiting", "running"):
-        run.set_status("failed")
 
 
 def _inexact(config: TrialConfig, known: Collection[str]) -> dict[str, str]:
@@ -443,3 +294,38 @@ def _run_status(result: TrialResult) -> RunStatus:
     if result.exit_code:
         return "failed" if result.exit_code == FAILED else "interrupted"
     return "pruned" if any(session.status == "pruned" for session in result.sessions) else "finished"
+
+
+def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Train the planned run that `order` names, in a process that does nothing else.
+
+    order: `folder`, the run folder; `cwd`, the working directory; `label`, a prefix for lines of the trial's
+    output; `log`, a file in the run folder that receives the output instead, or None; and `full_error`,
+    whether to print the traceback of any error. A run that was cut off, for example by the preemption of a
+    job, is resumed. Returns the exit code, and the error message if
+    the trial as a whole failed.
+    """
+    os.chdir(order["cwd"])
+    log = None if order["log"] is None else Path(order["folder"], order["log"])
+    with printing_to(log), labeled_output("" if log else order["label"]):
+        print_warnings()
+        try:
+            run = Run.open(order["folder"])
+            if run.recorded_status != "waiting":
+                run.wait_until_free()
+                # A planned run has been checked, perhaps on another machine.
+                with trusting(Trust(everything=True)):
+                    run = resume(check_past(run), [], run.first_provenance["command"])
+            return train(run).exit_code, None
+        except FinishedError:
+            return DONE, None
+        except KeyboardInterrupt as stop:  # while the run was restored, or its videos were made
+            over = Run.open(order["folder"]).recorded_status in ("finished", "pruned")
+            return DONE if over else stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED, None
+        except Exception as error:
+            own = not isinstance(error, LabrlError) or error.__cause__ is not None
+            if order["full_error"] or (log and own):
+                print_traceback(error, INDENT if log else "")
+            if isinstance(error, LabrlError):
+                return error.exit_code, str(error)
+            return FAILED, redact(f"{type(error).__name__}: {error}")

@@ -1,0 +1,175 @@
+"""What the trials of an experiment have in common, and the creation of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from omegaconf import DictConfig
+
+from labrl.config.compose import compose, prepare
+from labrl.config.extensions import slug
+from labrl.config.keys import without_alias
+from labrl.config.presets import choices_of
+from labrl.envs.games import check_environment
+from labrl.errors import LabrlError
+from labrl.experiment.scheduler import Outcome, Planned, Task, recorded
+from labrl.processes.output import (
+    INDENT,
+    labeled_output,
+    print_error,
+    print_traceback,
+    print_unexpected,
+    printing_to,
+)
+from labrl.processes.script import refuse_main
+from labrl.processes.secrets import redact
+from labrl.run.find import is_run
+from labrl.run.provenance import Origin
+from labrl.run.run import Run
+from labrl.run.session_log import print_warnings
+from labrl.run.signature import Trust, trusting
+from labrl.session.callbacks.display import SHOWN_ABOVE
+from labrl.session.callbacks.search import SEARCH
+from labrl.trial.configuration import configure, overrides_of
+from labrl.trial.fork import ForkPoint, fork
+from labrl.trial.past import check_past
+from labrl.trial.resume import FinishedError, resume
+
+if TYPE_CHECKING:
+    from labrl.run.provenance import Repositories, Typed
+
+
+@dataclass(kw_only=True)
+class Trials:
+    """The trials of an experiment: how they are composed, and how the folder of each is written."""
+
+    kind: Literal["grid", "search"]
+    overrides: list[str]
+    """Overrides that compose trials, without those for Hydra."""
+    hydras: list[str]
+    """Overrides for Hydra, such as `hydra.sweep.dir`."""
+    config_dir: str | None
+    """Absolute path of the folder with the user's own groups."""
+    typed: Typed
+    """The command, which is recorded in each trial."""
+    full_error: bool = False
+    """Whether to print tracebacks of all errors."""
+    fork: ForkPoint | None = None
+    """The checkpoint of another run from which the trials start, if any."""
+    force: bool = False
+    """Whether new values may contradict the past of a resumed trial."""
+    elsewhere: bool = False
+    """Whether the trials run on other machines, whose cores and GPUs are unknown here."""
+    repositories: Repositories | None = None
+    """The state of the code, which is described once for all trials."""
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """Return the configuration of a trial with the node `hydra`. Raises InputError."""
+        return compose(without_alias([*self.hydras, *overrides]), self.config_dir, with_hydra=True)
+
+    def plan(self, task: Task) -> Planned | Outcome:
+        """Write the folder of a trial, which another process will train.
+
+        Returns the outcome of a trial that is refused or has already ended. Raises no exceptions, so that a
+        failed trial does not end other trials.
+        """
+        log = task.folder / task.log if task.log else None
+        try:
+            with printing_to(log), labeled_output("" if log else f"[{task.number}] "):
+                print_warnings()
+                try:
+                    run = self._create(task)
+                except Exception as error:
+                    return self._refused(error, task)
+        except OSError as error:
+            return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
+        if isinstance(run, Outcome):
+            return run
+        order = {
+            "folder": str(task.folder),
+            "environment": ({SEARCH: str(task.reports_to)} if task.reports_to else {})
+            | ({SHOWN_ABOVE: "1"} if task.shown else {}),
+            "cwd": os.getcwd(),
+            "label": f"[{task.number}] ",
+            "log": task.log,
+            "full_error": self.full_error,
+        }
+        return Planned(folder=task.folder, order=order)
+
+    def _create(self, task: Task) -> Run | Outcome:
+        """Write the folder of a new trial, or mark the sessions of an earlier attempt as due."""
+        prepare(self.config_dir)
+        folder, overrides = str(task.folder), without_alias(task.overrides)
+        if is_run(task.folder):
+            run = Run.open(folder)
+            run.wait_until_free()
+            if not run.unrecorded:
+                return self._resume(run, overrides)
+        if self.fork is not None:
+            return fork(self.fork.of_trial(overrides), folder, self.typed, self.repositories, self.elsewhere)
+        cfg = self.compose(overrides)
+        choices = choices_of(cfg.hydra)
+        origin = Origin(overrides, choices, self.config_dir, self.typed, self.repositories)
+        configuration = configure(cfg, origin)
+        refuse_main(configuration.plain["env"].get("id"), "an experiment")
+        check_environment(configuration.plain["env"], choices.get("env", ""))
+        # Imported late: wrong values are reported without waiting for PyTorch.
+        from labrl.trial.create import create
+
+        return create(configuration, folder, self.elsewhere)
+
+    def _resume(self, run: Run, overrides: Sequence[str]) -> Run | Outcome:
+        """Continue an earlier attempt of a trial. overrides: the trial's present overrides.
+
+        Returns the outcome of an attempt that has ended, even if it was killed before its status was
+        recorded.
+        """
+        with trusting(Trust(everything=True)):  # This command has written or checked the run.
+            edits = edits_of(check_past(run), overrides)
+            sessions = run.sessions
+            all_ended = len(sessions) == run.config["meta"]["max_session"] and all(
+                one.ended_well for one in sessions
+            )
+            if self.kind == "search" and (run.recorded_status in ("finished", "pruned") or all_ended):
+                return recorded(run)
+            try:
+                return resume(
+                    run,
+                    edits,
+                    self.typed,
+                    force=self.force,
+                    repositories=self.repositories,
+                    elsewhere=self.elsewhere,
+                )
+            except FinishedError:
+                return recorded(run)
+
+    def _refused(self, error: Exception, task: Task) -> Outcome:
+        """Return the outcome of a trial that `error` has refused. In a grid, the experiment prints it; a log
+        also receives the traceback of a failure of the user's own code."""
+        known = isinstance(error, LabrlError)
+        own = not known or error.__cause__ is not None
+        if self.full_error or (task.log is not None and own):
+            print_traceback(error, INDENT if task.log else "")
+        if isinstance(error, LabrlError):
+            if self.kind != "grid":
+                print_error(error)
+            return Outcome.failed(str(error), error.exit_code)
+        if self.kind != "grid":
+            print_unexpected(error, f"the trial in {task.folder}")
+        return Outcome.failed(redact(f"{type(error).__name__}: {error}"))
+
+
+def edits_of(run: Run, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of a trial that its earlier attempt did not have."""
+    before = overrides_of(run)
+    return [one for one in overrides if one not in before]
+
+
+def trial_folder(config: DictConfig, number: int) -> str:
+    """Return the folder of a trial, relative to that of its experiment. config: its configuration with the
+    node `hydra`."""
+    return f"{number}_{choices_of(config.hydra)['agent']}_{slug(config.env.name)}"
