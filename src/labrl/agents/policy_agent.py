@@ -212,7 +212,8 @@ class PolicyAgent(Agent):
         if self._held is None:
             output = self.learner.forward(inputs, before, value=self.values_too)
             parameters, value, self._state = output
-            parameters = mask_logits(parameters, observation.mask)
+            if observation.mask is not None:
+                parameters = mask_logits(parameters, observation.mask)
             action = self.distribution.sample(parameters, self._stream)
         else:
             noise = self._held.sample(self._stream)

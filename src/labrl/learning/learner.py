@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters, Network
-from labrl.learning.kernels.networks import UnknownNetworkError
-from labrl.learning.kernels.operation import KernelNetwork
+from labrl.learning.kernels.networks import UnknownNetworkError, passes_of
+from labrl.learning.kernels.operation import KernelNetwork, Threads
 
 if TYPE_CHECKING:
     from labrl.learning.optimizers import Optimizer
@@ -84,9 +84,7 @@ class Learner(Generic[Network]):
         self.device, self._images, self._precision = compute.device, images, compute.precision
         self.flat = FlatParameters(self.network)
         self._ranks, self._note = compute.ranks, compute.note
-        self._threads: AbstractContextManager[None] = (
-            MatmulThreads(num_threads) if num_threads > 1 else nullcontext()
-        )
+        self._threads: AbstractContextManager[None] | None = None
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
         why_no_kernel = "it sees images" if images else "it is compiled" if compute.compiled else ""
@@ -94,6 +92,11 @@ class Learner(Generic[Network]):
         if compute.kernels and why_no_kernel:
             self._say_why(why_no_kernel)
         self._own: KernelNetwork[Any] | None = None
+        self._kernel_threads: Threads | None = None
+        if num_threads > 1 and has_kernel(network, compute, images):
+            self._kernel_threads = Threads(num_threads)
+        elif num_threads > 1:
+            self._threads = MatmulThreads(num_threads)
         self._weights_at_first, self._checked = list(self.network.parameters()), False
         self._learns = self.accelerate(self.network, self.flat.vector)
 
@@ -109,7 +112,7 @@ class Learner(Generic[Network]):
         if not self._kernels:
             return network
         try:
-            found = KernelNetwork(network, vector)
+            found = KernelNetwork(network, vector, self._kernel_threads)
         except UnknownNetworkError as error:
             self._say_why(str(error))
             return network
@@ -163,18 +166,21 @@ class Learner(Generic[Network]):
         """
         if not self._checked:
             self._check_weights()
-        half, size = None, len(minibatch)
+        half = None
         try:
             # Occasionally, the gradient over half the minibatch shows how noisy gradients are.
-            if self._noise is not None and self._noise.due(size):
+            if self._noise is not None and self._noise.due(size := len(minibatch)):
                 before = [buffer.clone() for buffer in self.network.buffers()]
                 self._compute(loss, minibatch[slice(0, size // 2)], sliced=False)
                 with torch.no_grad():
                     for buffer, saved in zip(self.network.buffers(), before, strict=True):
                         buffer.copy_(saved)
                 half = squared_norm(self.flat.gradient)
-            with self._threads:
+            if self._threads is None:
                 statistics = self._compute(loss, minibatch)
+            else:
+                with self._threads:
+                    statistics = self._compute(loss, minibatch)
         except RuntimeError as error:
             if "not have been used in the graph" not in str(error):
                 raise
@@ -299,12 +305,25 @@ class Learner(Generic[Network]):
 
     def close(self) -> None:
         """Stop the worker threads, if there are any."""
+        if self._kernel_threads is not None:
+            self._kernel_threads.close()
 
     def _say_why(self, why: str) -> None:
         """Log, once, why gradients are computed by autograd instead of a kernel."""
         if self._note is not None:
             self._note(f"{type(self.network).__name__} learns by autograd, not by a kernel: {why}.")
         self._note = None
+
+
+def has_kernel(network: nn.Module, compute: Compute, images: bool) -> bool:
+    """Return whether a learner computes `network` by a kernel. images: whether its inputs are images."""
+    if not compute.kernels or compute.compiled or images or compute.precision != torch.float32:
+        return False
+    try:
+        passes_of(network, lambda weight: None, rows=1)
+    except UnknownNetworkError:
+        return False
+    return True
 
 
 class Autocast:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,13 +109,8 @@ class SlicedLearner(Learner[Network]):
         self._copies = copies
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
-        # Kernels add the gradients of a copy to the gradient of a vector.
-        self._vectors = [] if self._own is None else [nn.Parameter(self.weights) for _ in copies[1:]]
-        for vector in self._vectors:
-            vector.grad = torch.zeros_like(self.flat.gradient)
         first = self._learns if copies[0] is self.network else self.accelerate(copies[0])
-        others = zip_longest(copies[1:], self._vectors)
-        self._functions = [first, *(self.accelerate(each, vector) for each, vector in others)]
+        self._functions = [first, *map(self.accelerate, copies[1:])]
         self._pool: ThreadPoolExecutor | None = None
         if count > 1:  # in a new thread, products would use as many threads as there are cores
             self._pool = ThreadPoolExecutor(
@@ -143,8 +137,6 @@ class SlicedLearner(Learner[Network]):
         self._follow()
         # Gradients of the network itself are in the flat gradient; gradients of its copies are elsewhere.
         self.flat.gradient.zero_()
-        for vector in self._vectors:
-            vector.grad.zero_()  # type: ignore[union-attr]  # made with the copy
         for each, parameters in zip(self._copies, self._parameters, strict=True):
             for parameter in () if each is self.network else parameters:
                 parameter.grad = None  # the next gradient is then stored instead of added to zeros
@@ -166,8 +158,6 @@ class SlicedLearner(Learner[Network]):
             for place, parameter in zip(self._places, parameters, strict=True):
                 if parameter.grad is not None:
                     place.add_(parameter.grad)
-        for vector in self._vectors[: len(parts) - 1]:
-            self.flat.gradient.add_(vector.grad)  # type: ignore[arg-type]  # made with the copy
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, dim=1) if parts[0].dim() == 2 else torch.stack(parts).sum(0)

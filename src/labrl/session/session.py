@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from labrl.agents.agent import Observation, joined
@@ -144,19 +145,19 @@ class Session:
         clock.start()
         timers.restart()
         while not (clock.finished or team.stops()):
-            ended = NO_EPISODES
+            ended, acted, stepped = NO_EPISODES, timers.now, timers.now
             if pauses is None or pauses.collecting:
                 action = act(self._observation)
-                timers.lap("act")
+                acted = perf_counter()
                 step = self._last_step = env.step(action)
-                timers.lap("env")
+                stepped = perf_counter()
                 seen = transforms.step(step) if transforms.active else step
                 agent.observe(seen)
                 self._observation, ended = Observation(seen.observation, seen.mask), step.episodes
             else:
                 self._last_step = None
             updates = agent.learn()
-            timers.lap("learn")
+            timers.add_step(acted, stepped, perf_counter())
             team.count(updates, ended)
             for episode in ended if watchers else NO_EPISODES:
                 played = Played(episode, *env.played(episode), clock.frame, "training")
@@ -164,7 +165,7 @@ class Session:
                     watch(played)
             if clock.frame >= self._next_frame or timers.now >= self._next_time:
                 self._call_back()
-            timers.lap("callbacks")
+                timers.lap("callbacks")
         if clock.finished:
             self._end()
             timers.lap("callbacks")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Generic
 
 import numpy as np
@@ -22,15 +25,64 @@ MAX_SIZES = 8
 """Maximum number of different kinds of calls for which buffers are kept."""
 
 
+class Threads:
+    """Threads that compute parts of the rows of a kernel at the same time; the caller computes the first part.
+
+    NumPy and torch release the interpreter lock within an operation, so several threads help if operations
+    are large. The loss around the kernels runs once.
+    """
+
+    def __init__(self, count: int) -> None:
+        """count: number of threads, including the caller's."""
+        self.count = count
+        self._tasks: list[SimpleQueue[Sequence[Operation] | None]] = [SimpleQueue() for _ in range(count - 1)]
+        self._results: SimpleQueue[BaseException | None] = SimpleQueue()
+        for tasks in self._tasks:
+            Thread(target=self._work, args=(tasks,), name="kernels", daemon=True).start()
+
+    def run(self, parts: Sequence[Sequence[Operation]]) -> None:
+        """Run the operations of each part in order, and different parts at the same time."""
+        for tasks, part in zip(self._tasks, parts[1:], strict=False):
+            tasks.put(part)
+        try:
+            for operation in parts[0]:
+                operation()
+        finally:
+            errors = [self._results.get() for _ in parts[1:]]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End all threads."""
+        for tasks in self._tasks:
+            tasks.put(None)
+
+    def _work(self, tasks: SimpleQueue[Sequence[Operation] | None]) -> None:
+        torch.set_num_threads(1)
+        with np.errstate(all="ignore"):
+            while (operations := tasks.get()) is not None:
+                try:
+                    for operation in operations:
+                        operation()
+                except BaseException as error:
+                    self._results.put(error)
+                else:
+                    self._results.put(None)
+
+
 @dataclass(frozen=True)
 class _Buffers:
-    """Passes of a kernel, in buffers of their own."""
+    """Passes of a kernel for one part of the rows or several parts, in buffers of their own."""
 
-    passes: Passes
-    backward: list[Operation]
-    weight_gradient: Tensor | None
-    """Gradient with respect to all weights, in the order of `FlatParameters`, [size]; None if the weights are
-    not learned."""
+    parts: list[Passes]
+    rows: list[slice]
+    """Rows of each part."""
+    forward: list[list[Operation]]
+    backward: list[list[Operation]]
+    weight_gradients: list[Tensor]
+    """Gradient of each part with respect to all weights, in the order of `FlatParameters`, [size] each; empty
+    if the weights are not learned."""
 
 
 class KernelNetwork(Generic[Network]):
@@ -42,11 +94,12 @@ class KernelNetwork(Generic[Network]):
     are those of the network.
     """
 
-    def __init__(self, network: Network, vector: nn.Parameter | None) -> None:
+    def __init__(self, network: Network, vector: nn.Parameter | None, threads: Threads | None = None) -> None:
         """vector: the network's weights, a leaf of autograd with respect to which gradients are computed;
-        None if the weights are not learned. Raises UnknownNetworkError if there is no kernel for the network.
+        None if the weights are not learned; threads: threads for the rows of a minibatch, None for only the
+        caller's. Raises UnknownNetworkError if there is no kernel for the network.
         """
-        self.network, self._vector = network, vector
+        self.network, self._vector, self._threads = network, vector, threads
         self._learned = trainable(network)
         passes = passes_of(network, lambda weight: None, rows=1)
         self._reads_actions = passes.action is not None
@@ -74,66 +127,84 @@ class KernelNetwork(Generic[Network]):
         options.pop("noise", None)
         action = inputs[1] if self._reads_actions else None
         to_actions = differentiate and action is not None and action.requires_grad
-        key = len(observation), learn, to_actions, *options.items()
+        count = 1 if self._threads is None else min(self._threads.count, observation.shape[0])
+        key = observation.shape[0], count, learn, to_actions, *options.items()
         array = None if action is None else action.detach().numpy()
         buffers, free, arrays = self._run(key, observation.detach().numpy(), array)
         if learn or to_actions:
-            call = _Call(self.network, inputs, options, buffers, free)
-            tensors = _Evaluate.apply(call, arrays, self._vector if learn else None, action)
+            call = _Call(self.network, inputs, options, arrays, buffers, free, self._threads)
+            tensors = _Evaluate.apply(call, self._vector if learn else None, action)
         else:
             tensors = tuple(map(torch.from_numpy, arrays))
             free.append(buffers)
-        if buffers.passes.named_output is None:
-            return tensors[0]
-        return buffers.passes.named_output(*tensors, state=inputs[1] if len(inputs) > 1 else None)
+        return self._output(buffers, tensors, inputs)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the outputs of the network as arrays, without gradients. The network must be unchanged.
 
         inputs: arrays or tensors, [rows, ...], or None.
         """
-        key = len(inputs[0]), False, False, *options.items()
+        key = inputs[0].shape[0], 1, False, False, *options.items()
         buffers, free, arrays = self._run(key, inputs[0], inputs[1] if self._reads_actions else None)
         free.append(buffers)
-        if buffers.passes.named_output is None:
-            return arrays[0]
-        return buffers.passes.named_output(*arrays, state=inputs[1] if len(inputs) > 1 else None)
+        return self._output(buffers, arrays, inputs)
+
+    def _output(self, buffers: _Buffers, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        named = buffers.parts[0].named_output
+        if named is None:
+            return outputs[0]
+        return named(*outputs, state=inputs[1] if len(inputs) > 1 else None)
 
     def _run(
         self, key: tuple[Any, ...], observation: Any, action: NDArray | None
-    ) -> tuple[_Buffers, list[_Buffers], list[NDArray]]:
+    ) -> tuple[_Buffers, list[_Buffers], Sequence[NDArray]]:
         """Run the forward pass in buffers that no other call uses.
 
-        key: number of rows, whether gradients with respect to weights and to actions are needed, and options
-        of the call. Returns the buffers, the list to which they must be added when they are no longer needed,
-        and copies of the outputs.
+        key: number of rows and of the parts into which they are divided, whether gradients with respect to
+        weights and to actions are needed, and options of the call. Returns the buffers, the list to which
+        they must be added when they are no longer needed, and copies of the outputs.
         """
-        free = self._free.setdefault(key, [])
-        try:
-            buffers = free.pop()
-        except IndexError:
-            # Make buffers for a new kind of calls, and forget those of the oldest kind if there are too many.
-            while len(self._free) > MAX_SIZES:
+        free = self._free.get(key)
+        buffers = free.pop() if free else self._new_buffers(*key)
+        if free is None:
+            # Forget the buffers of the oldest kind of calls if there are too many kinds.
+            free = self._free[key] = []
+            if len(self._free) > MAX_SIZES:
                 self._free.popitem(last=False)
-            rows, learn, to_actions, *options = key
-            gradient, places = None, {}
-            if learn:
-                gradient = torch.zeros(aligned_size(self._learned))
-                places = dict(zip(map(id, self._learned), views(self._learned, gradient), strict=True))
-            named = {**dict(options), **({"to_actions": True} if to_actions else {})}
-            passes = passes_of(self.network, lambda weight: places.get(id(weight)), rows, **named)
-            buffers = _Buffers(passes, passes.backward() if learn or to_actions else [], gradient)
-        passes = buffers.passes
-        if passes.numbers is not None:
-            observation = passes.numbers(torch.as_tensor(observation)).numpy()
+        first, *others = buffers.parts
+        if first.numbers is not None:
+            observation = first.numbers(torch.as_tensor(observation)).numpy()
         if observation.ndim != 2:
             observation = observation.reshape(len(observation), -1)
-        np.copyto(passes.observation, observation)
-        if passes.action is not None:
-            np.copyto(passes.action, action)  # type: ignore[arg-type]  # not None if the network reads it
-        for operation in passes.forward:
-            operation()
-        return buffers, free, list(map(np.array, passes.outputs))
+        for passes, rows in zip(buffers.parts, buffers.rows, strict=True):
+            passes.observation[...] = observation[rows]
+            if action is not None:
+                passes.action[...] = action[rows]  # type: ignore[index]  # not None if the network reads it
+        if not others:
+            for operation in buffers.forward[0]:
+                operation()
+            return buffers, free, list(map(np.array, first.outputs))
+        self._threads.run(buffers.forward)  # type: ignore[union-attr]  # the threads compute the parts
+        pieces = zip(*(passes.outputs for passes in buffers.parts), strict=True)
+        return buffers, free, [np.concatenate(each, first.row_axis) for each in pieces]
+
+    def _new_buffers(self, size: int, count: int, learn: bool, to_actions: bool, *options: Any) -> _Buffers:
+        rows = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
+        named, gradients = {**dict(options), **({"to_actions": True} if to_actions else {})}, []
+        parts = []
+        for part in rows:
+            places: dict[int, Tensor] = {}
+            if learn:
+                gradients.append(torch.zeros(aligned_size(self._learned)))
+                places = dict(zip(map(id, self._learned), views(self._learned, gradients[-1]), strict=True))
+            place = partial(_place_of, places)
+            parts.append(passes_of(self.network, place, part.stop - part.start, **named))
+        backward = [passes.backward() if learn or to_actions else [] for passes in parts]
+        return _Buffers(parts, rows, [passes.forward for passes in parts], backward, gradients)
+
+
+def _place_of(places: Mapping[int, Tensor], weight: Tensor) -> Tensor | None:
+    return places.get(id(weight))
 
 
 @dataclass
@@ -143,8 +214,10 @@ class _Call:
     network: nn.Module
     inputs: Sequence[Any]
     options: Mapping[str, Any]
+    outputs: Sequence[NDArray]
     buffers: _Buffers
     free: list[_Buffers]
+    threads: Threads | None
 
     def __del__(self) -> None:
         self.free.append(self.buffers)
@@ -176,27 +249,39 @@ class _Evaluate(torch.autograd.Function):
     """The outputs of a kernel as one operation on the network's weights and on continuous actions."""
 
     @staticmethod
-    def forward(
-        ctx: Any, call: _Call, arrays: list[NDArray], vector: Tensor | None, action: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: _Call, vector: Tensor | None, action: Tensor | None) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = call
         ctx.save_for_backward(action)
-        return tuple(map(torch.from_numpy, arrays))
+        return tuple(map(torch.from_numpy, call.outputs))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        call: _Call = ctx.call
         if torch.is_grad_enabled():  # create_graph=True: these gradients will be differentiated again
             (action,) = ctx.saved_tensors
-            return None, None, *ctx.call.by_autograd(action, gradients, learn=ctx.needs_input_grad[2])
-        buffers: _Buffers = ctx.call.buffers
-        for place, gradient in zip(buffers.passes.output_gradients, gradients, strict=True):
-            np.copyto(place, 0 if gradient is None else gradient.numpy())
-        for operation in buffers.backward:
-            operation()
-        of_critics = buffers.passes.action_gradient
-        to_action = None if of_critics is None else torch.from_numpy(of_critics.sum(0))
-        return None, None, buffers.weight_gradient, to_action
+            return None, *call.by_autograd(action, gradients, learn=ctx.needs_input_grad[1])
+        buffers = call.buffers
+        arrays = [0 if gradient is None else gradient.numpy() for gradient in gradients]
+        for passes, rows in zip(buffers.parts, buffers.rows, strict=True):
+            index = (slice(None), rows) if passes.row_axis else rows
+            for place, array in zip(passes.output_gradients, arrays, strict=True):
+                place[...] = array if isinstance(array, int) else array[index]
+        if len(buffers.parts) == 1:
+            for operation in buffers.backward[0]:
+                operation()
+        else:
+            call.threads.run(buffers.backward)  # type: ignore[union-attr]  # the threads compute the parts
+        vector = None
+        if buffers.weight_gradients:
+            vector, *others = buffers.weight_gradients
+            for other in others:  # always in the same order, so that a run is reproducible
+                vector += other
+        of_critics = [
+            part.action_gradient.sum(0) for part in buffers.parts if part.action_gradient is not None
+        ]
+        to_action = torch.from_numpy(np.concatenate(of_critics)) if of_critics else None
+        return None, vector, to_action
 
 
 class Changes:
