@@ -78,7 +78,7 @@ class _ClippedSurrogate(Fused):
     @staticmethod
     def derivative(ctx: Any, mean: Tensor) -> Tensor:
         _, advantage, _ = ctx.inputs
-        return (advantage * ctx.needed).mul_(mean / len(advantage))
+        return (advantage * ctx.needed).mul_(mean / advantage.shape[0])
 
 
 clipped_surrogate: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _ClippedSurrogate.compute
@@ -197,7 +197,7 @@ class PPO(PolicyAgent):
 
     def learn(self) -> int:
         """Make several epochs of minibatch updates if the rollout is full. Returns the number of updates."""
-        if not self.rollout.full:
+        if self.rollout.t < self.config.horizon:
             return 0
         config, learner, frame, lr = self.config, self.learner, self.clock.frame, self.lr
         batch = self.batch(config.gamma, config.gae_lambda, with_log_prob=True)
@@ -234,12 +234,11 @@ class PPO(PolicyAgent):
         mean_entropy = entropy.mean()
         loss = torch.add(policy, value_error, alpha=self.config.value_coef)
         loss = add_weighted(loss, mean_entropy, self.entropy_coef, sign=-1)
-        with torch.no_grad():
-            change = ratio - 1
-            # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
-            kl = (change - log_ratio).mean()
-            clipped = (change.abs() > self.clip_range).float().mean()
-            return loss, torch.stack([policy, value_error, mean_entropy, kl, clipped])
+        change = ratio.detach() - 1
+        # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
+        kl = (change - log_ratio.detach()).mean()
+        clipped = (change.abs() > self.clip_range).float().mean()
+        return loss, torch.stack([policy, value_error, mean_entropy, kl, clipped]).detach()
 
     @property
     def lr(self) -> float:

@@ -96,7 +96,7 @@ class _SquashedSample(Fused):
     @staticmethod
     def derivative(ctx: Any, action: Tensor | None, log_prob: Tensor | None) -> Tensor:
         a, spread, inside = ctx.needed
-        by_u = torch.zeros_like(a) if action is None else action * (1 - a.square())
+        by_u = torch.zeros_like(a) if action is None else action * (-a.square() + 1)
         if log_prob is not None:
             by_u += 2 * a * log_prob.unsqueeze(1)
         by_log_std = by_u * spread
@@ -197,9 +197,9 @@ class SAC(ReplayAgent):
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
         """Return the minibatch twice, with separate noise for the critics' loss and for the policy's loss."""
-        shape, stream = (2, len(batch.reward), self.soft.noise_size), self._noise_stream
+        shape, stream = (2, batch.reward.shape[0], self.soft.noise_size), self._noise_stream
         noise = torch.randn(shape, generator=stream, device=batch.reward.device)
-        return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
+        return batch.with_noise(noise[0]), batch.with_noise(noise[1])
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the squared error of r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s')), eq. 5.

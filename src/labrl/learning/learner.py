@@ -98,6 +98,7 @@ class Learner(Generic[Network]):
         elif num_threads > 1:
             self._threads = MatmulThreads(num_threads)
         self._weights_at_first, self._checked = list(self.network.parameters()), False
+        self._known_loss: Loss[Any] | None = None  # the last loss whose result had the right form
         self._learns = self.accelerate(self.network, self.flat.vector)
 
     def accelerate(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
@@ -207,7 +208,11 @@ class Learner(Generic[Network]):
         self.flat.gradient.zero_()
         # The norm of the gradient reveals numbers that are not finite.
         with np.errstate(all="ignore"):
-            value, statistics = checked(loss, loss(self._learns, minibatch))
+            result = loss(self._learns, minibatch)
+            if loss != self._known_loss:  # the first gradient of this loss
+                checked(loss, result)
+                self._known_loss = loss
+            value, statistics = result
             self._differentiate(value)
         return statistics
 
@@ -282,7 +287,11 @@ class Learner(Generic[Network]):
 
     def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
         """Return arrays as tensors on the device, like `tensor`."""
-        return {name: self.tensor(array) for name, array in arrays.items()}
+        wide = np.float64
+        return {
+            name: as_tensor(array) if array.dtype == wide else torch.from_numpy(array)
+            for name, array in arrays.items()
+        }
 
     @property
     def weights(self) -> Tensor:

@@ -31,7 +31,7 @@ def log_tanh_slope(u: Tensor) -> Tensor:
 
     The result is finite and accurate even where tanh(u) rounds to 1.
     """
-    return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+    return 2 * (-u + math.log(2) - torch.nn.functional.softplus(-2 * u))
 
 
 @cache
@@ -186,9 +186,8 @@ class ActionDistribution(Actions):
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw Gumbel noise of the shape of the parameters: the argmax of logits plus noise is a sample."""
-        if isinstance(parameters, Tensor):
-            return -torch.log(-torch.log(torch.rand_like(parameters)))
-        assert generator is not None
+        if generator is None:
+            return -torch.log(-torch.log(torch.rand_like(parameters)))  # type: ignore[arg-type]  # a tensor
         return generator.gumbel(size=parameters.shape)
 
     @abstractmethod

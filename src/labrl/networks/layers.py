@@ -428,7 +428,7 @@ class Fused(torch.autograd.Function):
             (first,) = torch.autograd.grad(used, ctx.inputs[0], slopes, create_graph=True)
         else:
             first = cls.derivative(ctx, *gradients)
-        return first, *(None for _ in ctx.inputs[1:])
+        return first, *[None] * (len(ctx.inputs) - 1)
 
 
 class _NoContext:

@@ -157,7 +157,7 @@ class Session:
             else:
                 self._last_step = None
             updates = agent.learn()
-            timers.add_step(acted, stepped, perf_counter())
+            timers.add_step(acted, stepped, perf_counter() if updates else stepped)
             team.count(updates, ended)
             for episode in ended if watchers else NO_EPISODES:
                 played = Played(episode, *env.played(episode), clock.frame, "training")

@@ -126,10 +126,12 @@ class ValuePolicy:
         actions are equally likely. Returns actions, [n], and the recurrent state after the step.
         """
         after = before = self._fresh(observation) if state is None else state
+        count = observation.shape[0]
 
         def compute() -> NDArray:
             nonlocal after
-            output = self.learner.forward(observation, before, None, self.noise(len(observation)))
+            noise = self.noise(count) if self.network.num_noise else None
+            output = self.learner.forward(observation, before, None, noise)
             after = output.state
             return self._expected(output.outputs, mask)
 
@@ -137,12 +139,12 @@ class ValuePolicy:
             compute = cache(compute)
             compute()
         if not at_random:
-            values = Values(compute, (len(observation), self.num_actions), mask)
+            values = Values(compute, (count, self.num_actions), mask)
             action = self.exploration.choose(values, self._clock.frame, self._stream)
         elif mask is None:
-            action = self._stream.integers(self.num_actions, size=len(observation))
+            action = self._stream.integers(self.num_actions, size=count)
         else:
-            action = uniform_valid(mask, self._stream.random(len(observation)))
+            action = uniform_valid(mask, self._stream.random(count))
         return action, after
 
     def values(
@@ -315,8 +317,7 @@ class ExpectedValue:
     def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss and the absolute value of the temporal-difference error. [batch] each"""
         value, target = outputs.squeeze(1), target.squeeze(1)
-        with torch.no_grad():
-            error = (target - value).abs_()
+        error = (target - value.detach()).abs_()
         if self.squared:
             return 0.5 * (target - value).square(), error
         return torch.nn.functional.huber_loss(value, target, reduction="none"), error

@@ -26,7 +26,7 @@ MAX_SIZES = 8
 
 
 class Threads:
-    """Threads that compute parts of the rows of a kernel at the same time; the caller computes the first part.
+    """Threads that compute parts of a kernel's rows at the same time; the caller computes the first part.
 
     NumPy and torch release the interpreter lock within an operation, so several threads help if operations
     are large. The loss around the kernels runs once.
@@ -38,7 +38,7 @@ class Threads:
         self._tasks: list[SimpleQueue[Sequence[Operation] | None]] = [SimpleQueue() for _ in range(count - 1)]
         self._results: SimpleQueue[BaseException | None] = SimpleQueue()
         for tasks in self._tasks:
-            Thread(target=self._work, args=(tasks,), name="kernels", daemon=True).start()
+            Thread(target=self._work, args=(tasks,), name="learner", daemon=True).start()
 
     def run(self, parts: Sequence[Sequence[Operation]]) -> None:
         """Run the operations of each part in order, and different parts at the same time."""
@@ -48,10 +48,11 @@ class Threads:
             for operation in parts[0]:
                 operation()
         finally:
-            errors = [self._results.get() for _ in parts[1:]]
-        for error in errors:
-            if error is not None:
-                raise error
+            failed = None
+            for _ in parts[1:]:
+                failed = self._results.get() or failed
+        if failed is not None:
+            raise failed
 
     def close(self) -> None:
         """End all threads."""
@@ -78,6 +79,8 @@ class _Buffers:
     parts: list[Passes]
     rows: list[slice]
     """Rows of each part."""
+    outputs: list[tuple[NDArray, ...]]
+    """Each output of all parts."""
     forward: list[list[Operation]]
     backward: list[list[Operation]]
     weight_gradients: list[Tensor]
@@ -103,7 +106,9 @@ class KernelNetwork(Generic[Network]):
         self._learned = trainable(network)
         passes = passes_of(network, lambda weight: None, rows=1)
         self._reads_actions = passes.action is not None
+        # Buffers by kind of call: those of losses that no graph needs any more, and those for acting.
         self._free: OrderedDict[tuple[Any, ...], list[_Buffers]] = OrderedDict()
+        self._acting: dict[tuple[Any, ...], _Buffers] = {}
         self.changes = Changes(network)
         """Detector of changes to the network, after which the kernel must not compute it."""
 
@@ -113,6 +118,7 @@ class KernelNetwork(Generic[Network]):
     def forget(self) -> None:
         """Drop all buffers, because the weights have moved to other memory."""
         self._free.clear()
+        self._acting.clear()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the outputs of the network as tensors. inputs: tensors, [rows, ...], or None."""
@@ -124,53 +130,54 @@ class KernelNetwork(Generic[Network]):
             plain = plain or (learn and not parts) or options.get("noise") is not None
         if plain:
             return self.network(*inputs, **options)
-        options.pop("noise", None)
         action = inputs[1] if self._reads_actions else None
         to_actions = differentiate and action is not None and action.requires_grad
-        count = 1 if self._threads is None else min(self._threads.count, observation.shape[0])
-        key = observation.shape[0], count, learn, to_actions, *options.items()
-        array = None if action is None else action.detach().numpy()
-        buffers, free, arrays = self._run(key, observation.detach().numpy(), array)
+        rows, threads = observation.shape[0], self._threads
+        key = rows, 1 if threads is None or rows < threads.count else threads.count, learn, to_actions
+        if options:
+            options.pop("noise", None)
+            key = *key, *options.items()  # type: ignore[assignment]  # a longer key
+        free = self._free.get(key)
+        if free is None:
+            # Forget the buffers of the oldest kind of calls if there are too many kinds.
+            free = self._free[key] = []
+            if len(self._free) > MAX_SIZES:
+                self._free.popitem(last=False)
+        buffers = free.pop() if free else self._new_buffers(*key)
+        array = None if action is None else action.numpy(force=True)
+        outputs = self._run(buffers, observation.numpy(force=True), array)
         if learn or to_actions:
-            call = _Call(self.network, inputs, options, arrays, buffers, free, self._threads)
-            tensors = _Evaluate.apply(call, self._vector if learn else None, action)
+            call = _Call(self.network, inputs, options, outputs, buffers, free, threads)
+            outputs = _Evaluate.apply(call, self._vector if learn else None, action)
         else:
-            tensors = tuple(map(torch.from_numpy, arrays))
+            outputs = [torch.from_numpy(array) for array in outputs]
             free.append(buffers)
-        return self._output(buffers, tensors, inputs)
+        named = buffers.parts[0].named_output
+        if named is None:
+            return outputs[0]
+        return named(*outputs, state=inputs[1] if len(inputs) > 1 else None)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the outputs of the network as arrays, without gradients. The network must be unchanged.
 
         inputs: arrays or tensors, [rows, ...], or None.
         """
-        key = inputs[0].shape[0], 1, False, False, *options.items()
-        buffers, free, arrays = self._run(key, inputs[0], inputs[1] if self._reads_actions else None)
-        free.append(buffers)
-        return self._output(buffers, arrays, inputs)
-
-    def _output(self, buffers: _Buffers, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        key = inputs[0].shape[0], 1, False, False
+        if options:
+            key = *key, *options.items()  # type: ignore[assignment]  # a longer key
+        if key not in self._acting:
+            if len(self._acting) >= MAX_SIZES:
+                self._acting.clear()
+            self._acting[key] = self._new_buffers(*key)
+        buffers = self._acting[key]
+        arrays = self._run(buffers, inputs[0], inputs[1] if self._reads_actions else None)
         named = buffers.parts[0].named_output
         if named is None:
-            return outputs[0]
-        return named(*outputs, state=inputs[1] if len(inputs) > 1 else None)
+            return arrays[0]
+        return named(*arrays, state=inputs[1] if len(inputs) > 1 else None)
 
-    def _run(
-        self, key: tuple[Any, ...], observation: Any, action: NDArray | None
-    ) -> tuple[_Buffers, list[_Buffers], Sequence[NDArray]]:
-        """Run the forward pass in buffers that no other call uses.
-
-        key: number of rows and of the parts into which they are divided, whether gradients with respect to
-        weights and to actions are needed, and options of the call. Returns the buffers, the list to which
-        they must be added when they are no longer needed, and copies of the outputs.
-        """
-        free = self._free.get(key)
-        buffers = free.pop() if free else self._new_buffers(*key)
-        if free is None:
-            # Forget the buffers of the oldest kind of calls if there are too many kinds.
-            free = self._free[key] = []
-            if len(self._free) > MAX_SIZES:
-                self._free.popitem(last=False)
+    def _run(self, buffers: _Buffers, observation: Any, action: NDArray | None) -> Any:
+        """Run the forward pass in buffers that no other call uses. Return copies of the outputs."""
         first, *others = buffers.parts
         if first.numbers is not None:
             observation = first.numbers(torch.as_tensor(observation)).numpy()
@@ -180,15 +187,19 @@ class KernelNetwork(Generic[Network]):
             passes.observation[...] = observation[rows]
             if action is not None:
                 passes.action[...] = action[rows]  # type: ignore[index]  # not None if the network reads it
-        if not others:
-            for operation in buffers.forward[0]:
-                operation()
-            return buffers, free, list(map(np.array, first.outputs))
-        self._threads.run(buffers.forward)  # type: ignore[union-attr]  # the threads compute the parts
-        pieces = zip(*(passes.outputs for passes in buffers.parts), strict=True)
-        return buffers, free, [np.concatenate(each, first.row_axis) for each in pieces]
+        if others:
+            self._threads.run(buffers.forward)  # type: ignore[union-attr]  # the threads compute the parts
+            return [np.concatenate(pieces, first.row_axis) for pieces in buffers.outputs]
+        for operation in buffers.forward[0]:
+            operation()
+        return list(map(np.array, first.outputs))  # faster than a comprehension
 
     def _new_buffers(self, size: int, count: int, learn: bool, to_actions: bool, *options: Any) -> _Buffers:
+        """Return new buffers for one kind of call.
+
+        size, count: number of rows, and of the parts into which they are divided; learn, to_actions: whether
+        gradients with respect to weights and to actions are needed; options: items of the call's options.
+        """
         rows = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
         named, gradients = {**dict(options), **({"to_actions": True} if to_actions else {})}, []
         parts = []
@@ -199,8 +210,9 @@ class KernelNetwork(Generic[Network]):
                 places = dict(zip(map(id, self._learned), views(self._learned, gradients[-1]), strict=True))
             place = partial(_place_of, places)
             parts.append(passes_of(self.network, place, part.stop - part.start, **named))
+        outputs = list(zip(*(passes.outputs for passes in parts), strict=True))
         backward = [passes.backward() if learn or to_actions else [] for passes in parts]
-        return _Buffers(parts, rows, [passes.forward for passes in parts], backward, gradients)
+        return _Buffers(parts, rows, outputs, [passes.forward for passes in parts], backward, gradients)
 
 
 def _place_of(places: Mapping[int, Tensor], weight: Tensor) -> Tensor | None:
@@ -252,36 +264,40 @@ class _Evaluate(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, vector: Tensor | None, action: Tensor | None) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = call
-        ctx.save_for_backward(action)
+        if action is not None:
+            ctx.save_for_backward(action)
         return tuple(map(torch.from_numpy, call.outputs))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         if torch.is_grad_enabled():  # create_graph=True: these gradients will be differentiated again
-            (action,) = ctx.saved_tensors
+            (action,) = ctx.saved_tensors or (None,)
             return None, *call.by_autograd(action, gradients, learn=ctx.needs_input_grad[1])
         buffers = call.buffers
-        arrays = [0 if gradient is None else gradient.numpy() for gradient in gradients]
-        for passes, rows in zip(buffers.parts, buffers.rows, strict=True):
-            index = (slice(None), rows) if passes.row_axis else rows
-            for place, array in zip(passes.output_gradients, arrays, strict=True):
-                place[...] = array if isinstance(array, int) else array[index]
-        if len(buffers.parts) == 1:
+        for number, gradient in enumerate(gradients):
+            array = None if gradient is None else gradient.numpy()
+            for passes, rows in zip(buffers.parts, buffers.rows, strict=True):
+                if array is None:
+                    passes.output_gradients[number][...] = 0
+                else:
+                    part = array[:, rows] if passes.row_axis else array[rows]
+                    passes.output_gradients[number][...] = part
+        first, *others = buffers.parts
+        if others:
+            call.threads.run(buffers.backward)  # type: ignore[union-attr]  # the threads compute the parts
+        else:
             for operation in buffers.backward[0]:
                 operation()
-        else:
-            call.threads.run(buffers.backward)  # type: ignore[union-attr]  # the threads compute the parts
         vector = None
         if buffers.weight_gradients:
-            vector, *others = buffers.weight_gradients
-            for other in others:  # always in the same order, so that a run is reproducible
+            vector, *rest = buffers.weight_gradients
+            for other in rest:  # always in the same order, so that a run is reproducible
                 vector += other
-        of_critics = [
-            part.action_gradient.sum(0) for part in buffers.parts if part.action_gradient is not None
-        ]
-        to_action = torch.from_numpy(np.concatenate(of_critics)) if of_critics else None
-        return None, vector, to_action
+        if first.action_gradient is None:
+            return None, vector, None
+        of_parts = [torch.from_numpy(np.add.reduce(part.action_gradient)) for part in buffers.parts]
+        return None, vector, torch.cat(of_parts) if others else of_parts[0]
 
 
 class Changes:
@@ -316,12 +332,15 @@ class Changes:
         A part has changed if it has other modules, parametrizations or weights, or if other weights are
         frozen.
         """
-        if any(self._hooks) or list(map(id, chain.from_iterable(self._members))) != self._before:
+        if list(map(id, chain(*self._members))) != self._before:
             return True
+        for hooks in self._hooks:  # faster than any()
+            if hooks:
+                return True
         for weight, learned in self._weights:
             if weight.requires_grad is not learned or weight._backward_hooks:
                 return True
-        for attributes in self._attributes:  # noqa: SIM110 - faster than any()
+        for attributes in self._attributes:  # noqa: SIM110 - as above
             if "forward" in attributes:
                 return True
         return False
