@@ -16,7 +16,7 @@ from labrl.errors import InputError
 from labrl.memory import Minibatch
 from labrl.memory.rollout import Rollout, check_budget, check_minibatches, check_room, nearest_divisor
 from labrl.networks.building import traits_of
-from labrl.networks.layers import Fused, add_weighted
+from labrl.networks.layers import add_weighted
 from labrl.schedules import AdaptiveRate, value_at
 from labrl.spaces import Spaces
 from labrl.types import (
@@ -68,25 +68,12 @@ class PPOConfig(PolicyConfig):
     the new policy from the old one exceeds 1.5 times this number; null: all epochs are made."""
 
 
-class _ClippedSurrogate(Fused):
-    @staticmethod
-    def forward(ctx: Any, ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
-        gain, bounded = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
-        ctx.inputs, ctx.needed = (ratio, advantage, clip), gain <= bounded
-        return torch.min(gain, bounded).mean()
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
+    """Compute the pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
 
-    @staticmethod
-    def derivative(ctx: Any, mean: Tensor) -> Tensor:
-        _, advantage, _ = ctx.inputs
-        return (advantage * ctx.needed).mul_(mean / advantage.shape[0])
-
-
-clipped_surrogate: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _ClippedSurrogate.compute
-"""The pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
-
-(ratios r, [batch]; advantages A, [batch]; eps) -> a scalar to be maximized. Its derivative with respect to
-r is A / batch where r A is the minimum, and 0 elsewhere.
-"""
+    ratio, advantage: [batch]; clip: eps. Returns a scalar to be maximized.
+    """
+    return torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Any) -> Tensor:

@@ -21,7 +21,6 @@ from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.memory.workspace import Workspace
-from labrl.networks.layers import Fused
 from labrl.processes.startup import collect_as_usual
 from labrl.run import session_log
 from labrl.run.session import RunSession
@@ -350,7 +349,6 @@ def _compute(
     on_gpu = learns_faster_on_gpu(config, images)
     chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, on_gpu)
     set_deterministic(meta.deterministic, chosen.device, meta.compile)
-    Fused.enabled = meta.kernels == "auto"
     note = partial(session_log.append, folder.log)
     why_not = why_not_recorded(config)
     if chosen.record is not None and why_not:

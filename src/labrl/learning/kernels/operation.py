@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from labrl.learning.flat import Network, aligned_size, flatten, trainable, views
 from labrl.learning.kernels.mlp import Operation
 from labrl.learning.kernels.networks import Passes, passes_of
-from labrl.networks.layers import transforms_active
+
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Returns whether a transform of torch.func is active. Such transforms support only torch's own
+operations."""
 
 MAX_SIZES = 8
 """Maximum number of different kinds of calls for which buffers are kept."""
