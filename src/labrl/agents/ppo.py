@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,10 +69,10 @@ class PPOConfig(PolicyConfig):
     the new policy from the old one exceeds 1.5 times this number; null: all epochs are made."""
 
 
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
     """Compute the pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
 
-    ratio, advantage: [batch]; clip: eps. Returns a scalar to be maximized.
+    ratio, advantage: [batch]; clip: eps, a number or a scalar tensor. Returns a scalar to be maximized.
     """
     return torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
 
@@ -122,7 +123,8 @@ class PPO(PolicyAgent):
         self.value_clip_range: float | Tensor | None = None
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
-            self._std_mean = compute.ranks.std_mean
+            alone = partial(torch.std_mean, dim=1, keepdim=True)
+            self._std_mean = alone if compute.ranks.alone else compute.ranks.std_mean
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
@@ -230,7 +232,8 @@ class PPO(PolicyAgent):
     @property
     def lr(self) -> float:
         """Learning rate at the current frame."""
-        return super().lr if self._adapted is None else self._adapted
+        lr: Any = self.config.lr  # a schedule unless the rate is adapted
+        return value_at(lr, self.clock.frame) if self._adapted is None else self._adapted
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, including the adapted learning rate and its initial value."""

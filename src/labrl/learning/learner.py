@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -84,7 +84,7 @@ class Learner(Generic[Network]):
         self.device, self._images, self._precision = compute.device, images, compute.precision
         self.flat = FlatParameters(self.network)
         self._ranks, self._note = compute.ranks, compute.note
-        self._threads: AbstractContextManager[None] | None = None
+        self._threads: AbstractContextManager[None] = nullcontext()
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
         why_no_kernel = "it sees images" if images else "it is compiled" if compute.compiled else ""
@@ -156,32 +156,31 @@ class Learner(Generic[Network]):
         # A tensor, or a named tuple of tensors.
         return as_array(output) if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
 
-    def gradient(self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1) -> Tensor:
+    def gradient(
+        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, measured: bool = True
+    ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
         loss: function that is called once for each slice of the minibatch, which consists of tensors;
-        samples: number of samples in each unit of the minibatch. Returns the statistics of the loss, which
-        are means over all rows, [k], or values for each row, [k, rows]. Gradients and means are averaged over
-        all ranks. Raises InputError if the loss differentiates with respect to weights while a kernel
-        computes the network, because a kernel does not know such gradients.
+        samples: number of samples in each unit of the minibatch; measured: False for a gradient of this
+        process alone, which is not counted by the noise scale. Returns the statistics of the loss, which are
+        means over all rows, [k], or values for each row, [k, rows]. Gradients and means are averaged over all
+        ranks. Raises InputError if the loss differentiates with respect to weights while a kernel computes
+        the network, because a kernel does not know such gradients.
         """
         if not self._checked:
             self._check_weights()
-        half = None
+        half = self._half_norm(loss, minibatch) if measured and self._noise is not None else None
+        self.flat.gradient.zero_()
         try:
-            # Occasionally, the gradient over half the minibatch shows how noisy gradients are.
-            if self._noise is not None and self._noise.due(size := len(minibatch)):
-                before = [buffer.clone() for buffer in self.network.buffers()]
-                self._compute(loss, minibatch[slice(0, size // 2)], sliced=False)
-                with torch.no_grad():
-                    for buffer, saved in zip(self.network.buffers(), before, strict=True):
-                        buffer.copy_(saved)
-                half = squared_norm(self.flat.gradient)
-            if self._threads is None:
-                statistics = self._compute(loss, minibatch)
-            else:
-                with self._threads:
-                    statistics = self._compute(loss, minibatch)
+            # The norm of the gradient reveals numbers that are not finite.
+            with np.errstate(all="ignore"), self._threads:
+                result = loss(self._learns, minibatch)
+                if loss != self._known_loss:  # the first gradient of this loss
+                    checked(loss, result)
+                    self._known_loss = loss
+                value, statistics = result
+                self._differentiate(value)
         except RuntimeError as error:
             if "not have been used in the graph" not in str(error):
                 raise
@@ -192,29 +191,33 @@ class Learner(Generic[Network]):
                 code="unsupported",
                 key="meta.kernels",
             ) from error
+        if measured and (half is not None or self._ranks.size > 1):
+            self._join_ranks(statistics, half, len(minibatch), samples)
+        return statistics
+
+    def _half_norm(self, loss: Loss[Batch], minibatch: Batch) -> float | None:
+        """Return the squared norm of the gradient over half the minibatch, or None if it is not due.
+
+        It shows how noisy gradients are.
+        """
+        size = len(minibatch)
+        if self._noise is None or not self._noise.due(size):
+            return None
+        before = [buffer.clone() for buffer in self.network.buffers()]
+        self.gradient(loss, minibatch[slice(0, size // 2)], measured=False)
+        with torch.no_grad():
+            for buffer, saved in zip(self.network.buffers(), before, strict=True):
+                buffer.copy_(saved)
+        return squared_norm(self.flat.gradient)
+
+    def _join_ranks(self, statistics: Tensor, half: float | None, size: int, samples: int) -> None:
+        """Average the gradient and means over all ranks, and add a measurement of noise if there is one."""
         if self._ranks.size > 1:
             means = [statistics] if statistics.dim() == 1 else []
             self._ranks.all_reduce_mean_(self.flat.gradient, *means)
         if half is not None and self._noise is not None:
             of_all = samples * size * self._ranks.size
             self._noise.add(samples * (size // 2), half, of_all, squared_norm(self.flat.gradient))
-        return statistics
-
-    def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
-        """Compute the gradient of a loss over a minibatch, and store it in `flat.gradient`.
-
-        Return the loss's statistics. sliced: whether a learner that slices minibatches may slice this one.
-        """
-        self.flat.gradient.zero_()
-        # The norm of the gradient reveals numbers that are not finite.
-        with np.errstate(all="ignore"):
-            result = loss(self._learns, minibatch)
-            if loss != self._known_loss:  # the first gradient of this loss
-                checked(loss, result)
-                self._known_loss = loss
-            value, statistics = result
-            self._differentiate(value)
-        return statistics
 
     def update(
         self,

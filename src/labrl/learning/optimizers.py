@@ -105,7 +105,7 @@ class Adam:
         for update in self._updates:
             update.add_(1)
         torch._fused_adam_(
-            [parameter.detach() for parameter in self._parameters],
+            list(map(Tensor.detach, self._parameters)),
             self._gradients,
             self._means,
             self._squares,

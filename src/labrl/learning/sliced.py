@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -132,8 +131,13 @@ class SlicedLearner(Learner[Network]):
 
         return _joined(self._map(work, size, MIN_ROWS if self._rounded else 1))
 
-    def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
-        """Compute `flat.gradient` like `Learner`, but on slices of the minibatch."""
+    def gradient(
+        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, measured: bool = True
+    ) -> Tensor:
+        """Compute the gradient of a mean loss like `Learner`, but on slices of the minibatch."""
+        if not self._checked:
+            self._check_weights()
+        half = self._half_norm(loss, minibatch) if measured and self._noise is not None else None
         self._follow()
         # Gradients of the network itself are in the flat gradient; gradients of its copies are elsewhere.
         self.flat.gradient.zero_()
@@ -144,12 +148,12 @@ class SlicedLearner(Learner[Network]):
 
         def work(number: int, part: slice) -> Tensor:
             weight = (part.stop - part.start) / size
-            with np.errstate(all="ignore"):
-                value, statistics = checked(loss, loss(self._network(number), minibatch[part]))
-                (value if weight == 1 else value * weight).backward()
+            value, statistics = checked(loss, loss(self._network(number), minibatch[part]))
+            (value if weight == 1 else value * weight).backward()
             return statistics * weight if statistics.dim() == 1 and weight != 1 else statistics
 
-        parts = self._map(work, size) if sliced else [work(0, slice(0, size))]
+        with self._threads:
+            parts = self._map(work, size) if measured else [work(0, slice(0, size))]
         # Add the gradients of the workers to the flat gradient, in order.
         for each, parameters in zip(self._copies[: len(parts)], self._parameters, strict=False):
             if each is self.network or self._altered:
@@ -158,9 +162,12 @@ class SlicedLearner(Learner[Network]):
             for place, parameter in zip(self._places, parameters, strict=True):
                 if parameter.grad is not None:
                     place.add_(parameter.grad)
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts, dim=1) if parts[0].dim() == 2 else torch.stack(parts).sum(0)
+        statistics = parts[0]
+        if len(parts) > 1:
+            statistics = torch.cat(parts, dim=1) if parts[0].dim() == 2 else torch.stack(parts).sum(0)
+        if measured:
+            self._join_ranks(statistics, half, size, samples)
+        return statistics
 
     def step(self, lr: float) -> float:
         """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""

@@ -128,7 +128,8 @@ class BoxActions:
 
     def to_env(self, action: Array) -> Array:
         """Scale actions to the bounds. [n, size] -> [n, *action]"""
-        middle, half = self._middle, self.half
+        middle: Any = self._middle
+        half: Any = self.half
         if isinstance(action, Tensor):
             middle, half = torch.asarray(middle), torch.asarray(half)
         scaled = middle + action * half

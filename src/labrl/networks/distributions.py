@@ -112,8 +112,9 @@ class ActionDistribution(Actions):
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw Gumbel noise of the shape of the parameters: the argmax of logits plus noise is a sample."""
-        if generator is None:
-            return -torch.log(-torch.log(torch.rand_like(parameters)))  # type: ignore[arg-type]  # a tensor
+        if isinstance(parameters, Tensor):
+            return -torch.log(-torch.log(torch.rand_like(parameters)))
+        assert generator is not None
         return generator.gumbel(size=parameters.shape)
 
     @abstractmethod
@@ -142,7 +143,7 @@ class Categorical(ActionDistribution):
         logits = parameters if noise is None else parameters + noise
         return logits.argmax(1)
 
-    log_prob_entropy = staticmethod(categorical)  # type: ignore[assignment]  # it needs no `self`
+    log_prob_entropy = staticmethod(categorical)  # it needs no `self`
 
     def to_env(self, action: Array) -> Array:
         """Add `start`, the first action of the space. [batch]"""

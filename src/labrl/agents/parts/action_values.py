@@ -125,7 +125,7 @@ class ValuePolicy:
         actions are equally likely. Returns actions, [n], and the recurrent state after the step.
         """
         after = before = self._fresh(observation) if state is None else state
-        count = observation.shape[0]
+        count: int = observation.shape[0]
 
         def compute() -> NDArray:
             nonlocal after

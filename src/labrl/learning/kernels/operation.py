@@ -136,10 +136,10 @@ class KernelNetwork(Generic[Network]):
         action = inputs[1] if self._reads_actions else None
         to_actions = differentiate and action is not None and action.requires_grad
         rows, threads = observation.shape[0], self._threads
-        key = rows, 1 if threads is None or rows < threads.count else threads.count, learn, to_actions
+        key: Any = rows, 1 if threads is None or rows < threads.count else threads.count, learn, to_actions
         if options:
             options.pop("noise", None)
-            key = *key, *options.items()  # type: ignore[assignment]  # a longer key
+            key = *key, *options.items()
         free = self._free.get(key)
         if free is None:
             # Forget the buffers of the oldest kind of calls if there are too many kinds.
@@ -165,9 +165,9 @@ class KernelNetwork(Generic[Network]):
 
         inputs: arrays or tensors, [rows, ...], or None.
         """
-        key = inputs[0].shape[0], 1, False, False
+        key: Any = inputs[0].shape[0], 1, False, False
         if options:
-            key = *key, *options.items()  # type: ignore[assignment]  # a longer key
+            key = *key, *options.items()
         if key not in self._acting:
             if len(self._acting) >= MAX_SIZES:
                 self._acting.clear()
@@ -299,7 +299,8 @@ class _Evaluate(torch.autograd.Function):
                 vector += other
         if first.action_gradient is None:
             return None, vector, None
-        of_parts = [torch.from_numpy(np.add.reduce(part.action_gradient)) for part in buffers.parts]
+        slopes: list[Any] = [part.action_gradient for part in buffers.parts]
+        of_parts = [torch.from_numpy(np.add.reduce(slope)) for slope in slopes]  # summed over the critics
         return None, vector, torch.cat(of_parts) if others else of_parts[0]
 
 
