@@ -92,9 +92,9 @@ class Learner(Generic[Network]):
         if compute.kernels and why_no_kernel:
             self._say_why(why_no_kernel)
         self._own: KernelNetwork[Any] | None = None
-        self._kernel_threads: Threads | None = None
+        self._workers: Threads | None = None
         if num_threads > 1 and has_kernel(network, compute, images):
-            self._kernel_threads = Threads(num_threads)
+            self._workers = Threads(num_threads)
         elif num_threads > 1:
             self._threads = MatmulThreads(num_threads)
         self._weights_at_first, self._checked = list(self.network.parameters()), False
@@ -113,7 +113,7 @@ class Learner(Generic[Network]):
         if not self._kernels:
             return network
         try:
-            found = KernelNetwork(network, vector, self._kernel_threads)
+            found = KernelNetwork(network, vector, self._workers)
         except UnknownNetworkError as error:
             self._say_why(str(error))
             return network
@@ -317,8 +317,8 @@ class Learner(Generic[Network]):
 
     def close(self) -> None:
         """Stop the worker threads, if there are any."""
-        if self._kernel_threads is not None:
-            self._kernel_threads.close()
+        if self._workers is not None:
+            self._workers.close()
 
     def _say_why(self, why: str) -> None:
         """Log, once, why gradients are computed by autograd instead of a kernel."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
 from labrl.learning.flat import Network, trainable, views
-from labrl.learning.kernels.operation import Changes
+from labrl.learning.kernels.operation import Changes, Threads
 from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array, checked
 from labrl.networks.torso import ImageTorso
 
@@ -110,11 +110,7 @@ class SlicedLearner(Learner[Network]):
         self._places = views(self._parameters[0], self.flat.gradient)
         first = self._learns if copies[0] is self.network else self.accelerate(copies[0])
         self._functions = [first, *map(self.accelerate, copies[1:])]
-        self._pool: ThreadPoolExecutor | None = None
-        if count > 1:  # in a new thread, products would use as many threads as there are cores
-            self._pool = ThreadPoolExecutor(
-                count - 1, "learner", initializer=torch.set_num_threads, initargs=(1,)
-            )
+        self._workers = Threads(count) if count > 1 else None
 
     def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients, like `Learner.forward`."""
@@ -174,11 +170,6 @@ class SlicedLearner(Learner[Network]):
         self._changed = True
         return super().step(lr)
 
-    def close(self) -> None:
-        """Stop the worker threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
-
     def _network(self, number: int) -> Callable[..., Any]:
         """Return the network of a worker: its copy, or the original network if that has been altered."""
         return self._learns if self._altered else self._functions[number]
@@ -199,15 +190,17 @@ class SlicedLearner(Learner[Network]):
         least: minimum number of rows in a slice.
         """
         count = 1 if self._altered else min(len(self._copies), max(size // least, 1))
-        if self._pool is None or count == 1:
-            return [work(0, slice(0, size))]
-        parts = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
-        others = [self._pool.submit(work, number, parts[number]) for number in range(1, count)]
-        try:
-            first = work(0, parts[0])
-        finally:
-            wait(others)  # even after an error, because the others would add to the next gradient
-        return [first, *(other.result() for other in others)]
+        results: dict[int, Result] = {}
+
+        def compute(number: int) -> None:
+            results[number] = work(number, slice(size * number // count, size * (number + 1) // count))
+
+        tasks = [[partial(compute, number)] for number in range(count)]
+        if self._workers is None:
+            tasks[0][0]()
+        else:
+            self._workers.run(tasks)
+        return [results[number] for number in range(count)]
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -29,10 +29,10 @@ MAX_SIZES = 8
 
 
 class Threads:
-    """Threads that compute parts of a kernel's rows at the same time; the caller computes the first part.
+    """Threads that compute parts of a minibatch at the same time; the caller computes the first part.
 
     NumPy and torch release the interpreter lock within an operation, so several threads help if operations
-    are large. The loss around the kernels runs once.
+    are large.
     """
 
     def __init__(self, count: int) -> None:
@@ -40,8 +40,11 @@ class Threads:
         self.count = count
         self._tasks: list[SimpleQueue[Sequence[Operation] | None]] = [SimpleQueue() for _ in range(count - 1)]
         self._results: SimpleQueue[BaseException | None] = SimpleQueue()
-        for tasks in self._tasks:
-            Thread(target=self._work, args=(tasks,), name="learner", daemon=True).start()
+        self._threads = [
+            Thread(target=self._work, args=(tasks,), name="learner", daemon=True) for tasks in self._tasks
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def run(self, parts: Sequence[Sequence[Operation]]) -> None:
         """Run the operations of each part in order, and different parts at the same time."""
@@ -59,8 +62,9 @@ class Threads:
 
     def close(self) -> None:
         """End all threads."""
-        for tasks in self._tasks:
+        for tasks, thread in zip(self._tasks, self._threads, strict=True):
             tasks.put(None)
+            thread.join()
 
     def _work(self, tasks: SimpleQueue[Sequence[Operation] | None]) -> None:
         torch.set_num_threads(1)
