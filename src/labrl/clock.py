@@ -104,6 +104,14 @@ class PhaseTimers:
         """Start timing from now. The time since the last lap is not counted."""
         self.now = time.perf_counter()
 
+    def add_step(self, acted: float, stepped: float, learned: float) -> None:
+        """Add the phases of a vector step, given the times at which acting, stepping and learning ended."""
+        seconds = self.seconds
+        seconds["act"] += acted - self.now
+        seconds["env"] += stepped - acted
+        seconds["learn"] += learned - stepped
+        self.now = learned
+
     def lap(self, phase: str) -> None:
         """Add the time since the last lap to `phase`."""
         now = time.perf_counter()

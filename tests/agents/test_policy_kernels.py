@@ -27,7 +27,6 @@ import labrl
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner
-from labrl.networks.layers import Fused
 
 AGENTS: dict[str, tuple[str, ...]] = {
     "ppo": ("ppo", "agent.horizon=8", "agent.batch_size=16", "agent.entropy_coef=0.01"),
@@ -43,12 +42,6 @@ AGENTS: dict[str, tuple[str, ...]] = {
     ),
     "self-imitation": ("sil_ppo", "agent.horizon=8", "agent.batch_size=16"),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore after each test which gradients are used."""
-    monkeypatch.setattr(Fused, "enabled", True)
 
 
 def make_agent(name: str, kernels: bool, action: gym.Space = DISCRETE) -> Any:
@@ -87,9 +80,7 @@ def test_weights_after_100_updates_equal_those_of_autograd(name: str, action: gy
     torch.testing.assert_close(before, weights(other))
     worlds, updates = (Rewarding(VECTOR, 4), Rewarding(VECTOR, 4)), 0
     while updates < 100:
-        Fused.enabled = True
         updates += play(agent, clock, worlds[0], 8)
-        Fused.enabled = False
         play(other, other_clock, worlds[1], 8)
     distance = float((weights(agent) - before).norm())
     assert distance > 0

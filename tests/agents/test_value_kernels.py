@@ -16,7 +16,6 @@ from replay_actor_critic_cases import BOX, CHOICE, disturb, made_up
 from torch import Tensor
 
 from labrl.learning.compute import Compute
-from labrl.networks.layers import Fused
 
 
 def set_kernels(monkeypatch: pytest.MonkeyPatch, notes: list[str], kernels: bool) -> None:
@@ -27,7 +26,6 @@ def set_kernels(monkeypatch: pytest.MonkeyPatch, notes: list[str], kernels: bool
         return dataclasses.replace(choose(*overrides, **named), kernels=kernels, note=notes.append)
 
     monkeypatch.setattr(Compute, "choose", classmethod(choose_with_kernels))
-    monkeypatch.setattr(Fused, "enabled", kernels)
 
 
 def weights(agent: Any) -> dict[str, Tensor]:

@@ -77,15 +77,13 @@ def td_loss(
     next_mask: valid next actions, [n, actions]. Returns the mean loss, and DQN.ROWS of each transition,
     [3, n].
     """
-    with torch.no_grad():
-        expected = value.expected(selector_outputs)
-        if next_mask is not None:
-            expected = expected.masked_fill(~next_mask, -math.inf)
-        target = value.target(select_outputs(next_outputs, expected.argmax(1)), reward, discount)
+    expected = value.expected(selector_outputs.detach())
+    if next_mask is not None:
+        expected = expected.masked_fill(~next_mask, -math.inf)
+    target = value.target(select_outputs(next_outputs.detach(), expected.argmax(1)), reward, discount)
     losses, errors = value.loss(outputs, target)
-    with torch.no_grad():
-        rows = torch.stack((losses, errors, value.expected(outputs)))
-    return torch.dot(losses, weight / len(losses)), rows
+    rows = torch.stack((losses.detach(), errors.detach(), value.expected(outputs.detach())))
+    return torch.dot(losses, weight / losses.shape[0]), rows
 
 
 class DQN(Agent):
@@ -207,7 +205,7 @@ class DQN(Agent):
                 self._rows, norm = learner.update(self.sequence_loss, sample, lr, samples=sample.at.shape[1])
             else:
                 self._rows, norm = learner.update(self.loss, sample, lr)
-            if len(self._rows) != len(self.ROWS):
+            if self._rows.shape[0] != len(self.ROWS):
                 raise wrong_statistics(self, "ROWS", self.ROWS, len(self._rows))
             # On a GPU, the norm is a tensor, which nothing waits for until a row or a checkpoint needs it.
             if not isinstance(norm, Tensor):

@@ -212,16 +212,21 @@ class PolicyAgent(Agent):
         if self._held is None:
             output = self.learner.forward(inputs, before, value=self.values_too)
             parameters, value, self._state = output
-            parameters = mask_logits(parameters, observation.mask)
-            action = self.distribution.sample(parameters, self._stream)
+            if observation.mask is not None:
+                parameters = mask_logits(parameters, observation.mask)
+            noise = self.distribution.noise(parameters, self._stream)
+            action = self.distribution.sample_or_mode(parameters, noise)
         else:
-            noise = self._held.sample(self._stream)
-            output = self.learner.forward(inputs, before, None, noise, value=self.values_too)
+            output = self.learner.forward(
+                inputs, before, None, self._held.sample(self._stream), value=self.values_too
+            )
             both, value, self._state = output
             parameters, drawn = np.split(both, [self.distribution.num_parameters], axis=1)
             action = self.distribution.sample_or_mode(parameters, drawn)
         self._choice = observation.array, action, observation.mask
-        known = self._unscaled(value) if self.values_too else 0.0
+        known = value if self.values_too else 0.0
+        if self.values_too and self._returns is not None:
+            known = self._unscaled(value)
         rollout.add_action(inputs, action, parameters, known, observation.mask, before)
         return self.distribution.to_env(action)
 
@@ -271,7 +276,8 @@ class PolicyAgent(Agent):
             rows = slice(begin, begin + VALUES_AT_ONCE)
             before = None if state is None else state[rows]
             chunks.append(self.learner.forward(observation[rows], before, policy=False).value)
-        return self._unscaled(np.concatenate(chunks))
+        value = np.concatenate(chunks)
+        return value if self._returns is None else self._unscaled(value)
 
     @property
     def _spread(self) -> float:
@@ -279,9 +285,8 @@ class PolicyAgent(Agent):
         return 1.0 if self._returns is None else math.sqrt(float(self._returns.variance) + EPSILON)
 
     def _unscaled(self, value: NDArray) -> NDArray:
-        """Convert outputs of the value network to state values. [n]"""
-        if self._returns is None:
-            return value
+        """Convert normalized outputs of the value network to state values. [n]"""
+        assert self._returns is not None
         return (value * self._spread + float(self._returns.mean)).astype(np.float32)
 
     def loss(self, network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
@@ -291,7 +296,9 @@ class PolicyAgent(Agent):
             output = network(minibatch.observation, segments.states(minibatch.state), segments.lengths)
         else:
             output = network(minibatch.observation)
-        parameters = mask_logits(output.parameters, minibatch.mask)
+        parameters = output.parameters
+        if minibatch.mask is not None:
+            parameters = mask_logits(parameters, minibatch.mask)
         log_prob, entropy = self.distribution.log_prob_entropy(parameters, minibatch.action)
         return self.objective(minibatch, log_prob, entropy, output.value)
 

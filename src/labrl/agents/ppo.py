@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from labrl.errors import InputError
 from labrl.memory import Minibatch
 from labrl.memory.rollout import Rollout, check_budget, check_minibatches, check_room, nearest_divisor
 from labrl.networks.building import traits_of
-from labrl.networks.layers import Fused, add_weighted
+from labrl.networks.layers import add_weighted
 from labrl.schedules import AdaptiveRate, value_at
 from labrl.spaces import Spaces
 from labrl.types import (
@@ -68,25 +69,12 @@ class PPOConfig(PolicyConfig):
     the new policy from the old one exceeds 1.5 times this number; null: all epochs are made."""
 
 
-class _ClippedSurrogate(Fused):
-    @staticmethod
-    def forward(ctx: Any, ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
-        gain, bounded = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
-        ctx.inputs, ctx.needed = (ratio, advantage, clip), gain <= bounded
-        return torch.min(gain, bounded).mean()
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
+    """Compute the pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
 
-    @staticmethod
-    def derivative(ctx: Any, mean: Tensor) -> Tensor:
-        _, advantage, _ = ctx.inputs
-        return (advantage * ctx.needed).mul_(mean / len(advantage))
-
-
-clipped_surrogate: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _ClippedSurrogate.compute
-"""The pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
-
-(ratios r, [batch]; advantages A, [batch]; eps) -> a scalar to be maximized. Its derivative with respect to
-r is A / batch where r A is the minimum, and 0 elsewhere.
-"""
+    ratio, advantage: [batch]; clip: eps, a number or a scalar tensor. Returns a scalar to be maximized.
+    """
+    return torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Any) -> Tensor:
@@ -135,7 +123,8 @@ class PPO(PolicyAgent):
         self.value_clip_range: float | Tensor | None = None
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
-            self._std_mean = compute.ranks.std_mean
+            alone = partial(torch.std_mean, dim=1, keepdim=True)
+            self._std_mean = alone if compute.ranks.alone else compute.ranks.std_mean
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
@@ -197,7 +186,7 @@ class PPO(PolicyAgent):
 
     def learn(self) -> int:
         """Make several epochs of minibatch updates if the rollout is full. Returns the number of updates."""
-        if not self.rollout.full:
+        if self.rollout.t < self.config.horizon:
             return 0
         config, learner, frame, lr = self.config, self.learner, self.clock.frame, self.lr
         batch = self.batch(config.gamma, config.gae_lambda, with_log_prob=True)
@@ -234,17 +223,17 @@ class PPO(PolicyAgent):
         mean_entropy = entropy.mean()
         loss = torch.add(policy, value_error, alpha=self.config.value_coef)
         loss = add_weighted(loss, mean_entropy, self.entropy_coef, sign=-1)
-        with torch.no_grad():
-            change = ratio - 1
-            # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
-            kl = (change - log_ratio).mean()
-            clipped = (change.abs() > self.clip_range).float().mean()
-            return loss, torch.stack([policy, value_error, mean_entropy, kl, clipped])
+        change = ratio.detach() - 1
+        # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
+        kl = (change - log_ratio.detach()).mean()
+        clipped = (change.abs() > self.clip_range).float().mean()
+        return loss, torch.stack([policy, value_error, mean_entropy, kl, clipped]).detach()
 
     @property
     def lr(self) -> float:
         """Learning rate at the current frame."""
-        return super().lr if self._adapted is None else self._adapted
+        lr: Any = self.config.lr  # a schedule unless the rate is adapted
+        return value_at(lr, self.clock.frame) if self._adapted is None else self._adapted
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, including the adapted learning rate and its initial value."""

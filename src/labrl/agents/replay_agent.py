@@ -302,10 +302,10 @@ class ReplayAgent(Agent):
         On a GPU, nothing waits for the averages until a row or a checkpoint needs them.
         """
         names = self.follows[name][2]
-        if len(statistics) != len(names) - 1:
+        if statistics.shape[0] != len(names) - 1:
             attribute = f"{name.removesuffix('s').upper()}_STATISTICS"
             raise wrong_statistics(self, attribute, names[:-1], len(statistics))
-        means = statistics.mean(1) if statistics.dim() == 2 else statistics
+        means = statistics.mean(1) if statistics.ndim == 2 else statistics
         if isinstance(norm, Tensor):
             average: Tensor = self._averages[names[-1]]
             average.lerp_(torch.cat((means, norm.view(1))), self._weight)
@@ -315,7 +315,9 @@ class ReplayAgent(Agent):
         values = [*means.tolist(), norm]
         if not math.isfinite(norm):
             check_finite(self.clock.frame, {names[0]: values[0], names[-1]: norm})
-        averages = self._averages.setdefault(names[-1], values)
+        if names[-1] not in self._averages:
+            self._averages[names[-1]] = values
+        averages = self._averages[names[-1]]
         for place, value in enumerate(values):
             averages[place] += AVERAGING * (value - averages[place])
 
@@ -437,5 +439,5 @@ def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:
 
     losses, target: [batch]; values: values of the actions taken, [critics, batch]. Returns [3, batch].
     """
-    with torch.no_grad():
-        return torch.stack((losses, torch.sub(values, target).abs_().mean(0), values.mean(0)))
+    values = values.detach()
+    return torch.stack((losses.detach(), (values - target).abs_().mean(0), values.mean(0)))

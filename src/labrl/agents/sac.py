@@ -7,7 +7,7 @@ For continuous actions, the policy is a squashed Gaussian; for discrete actions,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from labrl.memory import Transitions
 from labrl.networks.actions import Actions, BoxActions, mask_logits, standard_normal
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import HALF_LOG_2_PI, Categorical, log_tanh_slope
-from labrl.networks.layers import Array, Fused, StateDependentConfig, add_weighted, library_of
+from labrl.networks.layers import Array, StateDependentConfig, add_weighted, library_of
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -80,39 +80,18 @@ LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of log standard deviations, as in the code of Haarnoja et al. (2018)."""
 
 
-class _SquashedSample(Fused):
-    @staticmethod
-    def forward(ctx: Any, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = parameters.chunk(2, dim=1)
-        limited = log_std.clamp(*LOG_STD_RANGE)
-        spread = limited.exp() * noise
-        u = mean + spread
-        action = u.tanh()
-        ctx.set_materialize_grads(False)
-        ctx.inputs, ctx.needed = (parameters, noise), (action.detach(), spread, log_std == limited)
-        normal = -0.5 * noise.square() - limited
-        return action, (normal - log_tanh_slope(u)).sum(1) - HALF_LOG_2_PI * mean.shape[1]
+def squashed_sample(parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, eq. 26).
 
-    @staticmethod
-    def derivative(ctx: Any, action: Tensor | None, log_prob: Tensor | None) -> Tensor:
-        a, spread, inside = ctx.needed
-        by_u = torch.zeros_like(a) if action is None else action * (1 - a.square())
-        if log_prob is not None:
-            by_u += 2 * a * log_prob.unsqueeze(1)
-        by_log_std = by_u * spread
-        if log_prob is not None:
-            by_log_std -= log_prob.unsqueeze(1)
-        return torch.cat([by_u, by_log_std * inside], dim=1)
-
-
-squashed_sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _SquashedSample.compute
-"""The tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
-
-(parameters, noise) -> [batch, size], [batch]. The parameters, [batch, 2 size], are the means m and the log
-standard deviations log s, of which the latter are clipped to LOG_STD_RANGE; the noise x, [batch, size], is
-standard normal. With u = m + s x and a = tanh(u), log pi(a) = log N(u) - sum log(1 - a^2). Its derivative
-with respect to u is 2 a, and with respect to log s it is -1.
-"""
+    parameters: means m and log standard deviations log s, of which the latter are clipped to LOG_STD_RANGE,
+    [batch, 2 size]; noise: standard normal x, [batch, size]. With u = m + s x and a = tanh(u), log pi(a) =
+    log N(u) - sum log(1 - a^2). Returns a, [batch, size], and log pi(a), [batch].
+    """
+    mean, log_std = parameters.chunk(2, dim=1)
+    limited = log_std.clamp(*LOG_STD_RANGE)
+    u = mean + limited.exp() * noise
+    normal = -0.5 * noise.square() - limited
+    return u.tanh(), (normal - log_tanh_slope(u)).sum(1) - HALF_LOG_2_PI * mean.shape[1]
 
 
 class SAC(ReplayAgent):
@@ -197,9 +176,9 @@ class SAC(ReplayAgent):
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
         """Return the minibatch twice, with separate noise for the critics' loss and for the policy's loss."""
-        shape, stream = (2, len(batch.reward), self.soft.noise_size), self._noise_stream
+        shape, stream = (2, batch.reward.shape[0], self.soft.noise_size), self._noise_stream
         noise = torch.randn(shape, generator=stream, device=batch.reward.device)
-        return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
+        return batch.with_noise(noise[0]), batch.with_noise(noise[1])
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the squared error of r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s')), eq. 5.

@@ -107,7 +107,7 @@ class TD3(ReplayAgent):
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
         super().observe(step)
-        if np.count_nonzero(step.episode_over):
+        if step.episode_over.nonzero()[0].size:
             self._noise.begin(step.episode_over)
 
     def update(self, batch: Transitions) -> Tensor:
@@ -116,7 +116,7 @@ class TD3(ReplayAgent):
         if scale:
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
             noise.mul_(scale).clamp_(-clip, clip)
-            batch = replace(batch, noise=noise)
+            batch = batch.with_noise(noise)
         rows = self.descend("critics", self.critic_loss, batch)
         if self.experience.updates % delay == 0:
             self.descend("policy", self.policy_loss, batch)

@@ -108,8 +108,8 @@ class MetaConfig:
     up to several minutes. It changes the last bits of results."""
     kernels: Literal["auto", "torch"]
     """Method of computing gradients. auto: kernels for fully connected networks on the CPU, which are several
-    times as fast as autograd, and closed-form gradients of action distributions; torch: autograd alone. The
-    results of the two methods differ in the last bits."""
+    times as fast as autograd; torch: autograd alone. The results of the two methods differ in the last
+    bits."""
     graphs: Continues[Literal["auto", "off"]]
     """Method of running updates on a GPU. auto: CUDA graphs repeat the updates of labrl's own agents, which
     saves the time of starting each operation; off: each operation is started separately. Both methods give

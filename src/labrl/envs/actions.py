@@ -53,7 +53,7 @@ class ActionRecord:
 
     def append(self, actions: NDArray) -> None:
         """Add the actions of a vector step. actions: [num_envs, *action]."""
-        if self._next == len(self._rows):
+        if self._next == self._rows.shape[0]:
             self._make_room()
         self._rows[self._next] = actions
         self._next += 1

@@ -209,7 +209,7 @@ class ClassicControl(Backend):
         self._first_cut = limit
         """First step in which an episode can reach the limit."""
         self._seen = np.zeros((num_envs, *(self.observation_space.shape or ())), np.float32)
-        self._none_cut = np.zeros(num_envs, np.bool_)
+        self._none = np.zeros(num_envs, np.bool_)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
@@ -228,10 +228,10 @@ class ClassicControl(Backend):
         self._states[:] = states
         self._steps += 1
         self._seen = np.array(seen, np.float32)
-        cut = self._none_cut
+        cut = self._none
         if self._steps >= self._first_cut:
             cut = self._steps - self._began >= self._limit
-        ended = np.array(over, np.bool_)
+        ended = np.array(over, np.bool_) if True in over else self._none
         return Transition(self._seen, np.array(rewards, np.float64), ended, cut, ended)
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class EpisodeNumbers:
         found = {}
         for name, how in self._keys.items():
             value, count = float(self._values[name][env]), int(self._counts[name][env])
-            if not count and length:
+            if not count and length and name not in self._told:
                 there = ", ".join(_walk(self._latest, ""))
                 others = f"; the last info contained {there}" if there else ""
                 self._warn(name, f"is missing in all {length:,} steps of an episode{others}")

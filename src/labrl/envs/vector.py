@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from math import isfinite
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ class VectorEnv:
         self.backend = backend
         # A user's backend may modify the arrays that it has returned.
         self._copies = type(backend).__module__.partition(".")[0] != __name__.partition(".")[0]
+        self._copies_actions = self._copies or bool(backend.action_space.shape)
         self._first, self._numbers, self._bounds = first, numbers, bounds
         self.seed = seed
         """Seed of the session, from which the seeds of all episodes are derived."""
@@ -119,18 +120,22 @@ class VectorEnv:
         """
         if self._lost is not None:
             return self._truncate_lost(self._lost)
-        actions = actions.astype(self._action_dtype, copy=False)
-        # A copy, because environments may modify their actions, which are recorded here.
-        observation, reward, terminated, truncated, ended = self._step_backend(actions.copy())
+        if actions.dtype != self._action_dtype:
+            actions = actions.astype(self._action_dtype)
+        # Environments may modify arrays that they receive, but the actions are recorded here.
+        transition = self.backend.step(actions.copy() if self._copies_actions else actions)
+        if self._copies:
+            transition = Transition(*map(np.array, transition))
+        observation, reward, terminated, truncated, ended = transition
         self._record.append(actions)
-        if self._numbers is not None:
+        if self._numbers is not None and self.backend.info:
             self._numbers.add(self.backend.info)
         self.actions, self._reached = actions, observation
         self._return += reward
         if not np.vdot(reward, reward) <= MAX_SQUARES:  # also true for NaN
             self._check_rewards(reward)
         # A sum of squares is not finite if any observation is not.
-        if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
+        if self._may_break and (self._several or not np.vdot(observation, observation) < inf):
             self._warn_if_not_finite(observation)
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
@@ -139,7 +144,7 @@ class VectorEnv:
             self._bounds.check(observation, self._steps, self._record.lengths)
         if self.masked:
             self.action_mask = step.mask = step.next_mask = self._mask(~ended)
-        if np.count_nonzero(over):
+        if over.nonzero()[0].size:
             step.episodes, step.observation = self._next_episodes(over, ended)
             if self.masked:
                 self.action_mask = step.mask = self._mask(over)
@@ -155,13 +160,9 @@ class VectorEnv:
         """Reset environments in `mask` with the seeds of their current episodes. Returns all observations."""
         observation = self.backend.reset(mask, self._episode_seed)
         observation = np.array(observation) if self._copies else observation
-        if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
+        if self._may_break and (self._several or not np.vdot(observation, observation) < inf):
             self._warn_if_not_finite(observation)
         return observation
-
-    def _step_backend(self, actions: NDArray) -> Transition:
-        transition = self.backend.step(actions)
-        return Transition(*map(np.array, transition)) if self._copies else transition
 
     def _check_rewards(self, reward: NDArray) -> None:
         """Raise EnvironmentFailedError if a reward is not a finite number in single precision."""
@@ -385,7 +386,10 @@ class VectorEnv:
                 assert self.backend.action_mask is not None
                 valid = first_valid(self.backend.action_mask, self.action_space)
                 row = np.where(own.reshape(-1, *[1] * (row.ndim - 1)), row, valid)
-            observation, reward, _, truncated, ended = self._step_backend(row.astype(self._action_dtype))
+            transition = self.backend.step(row.astype(self._action_dtype))
+            if self._copies:
+                transition = Transition(*map(np.array, transition))
+            observation, reward, _, truncated, ended = transition
             self._return[own] += reward[own]
             if self._numbers is not None:
                 self._numbers.add(self.backend.info, own)

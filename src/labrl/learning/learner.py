@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters, Network
-from labrl.learning.kernels.networks import UnknownNetworkError
-from labrl.learning.kernels.operation import KernelNetwork
+from labrl.learning.kernels.networks import UnknownNetworkError, passes_of
+from labrl.learning.kernels.operation import KernelNetwork, Threads
 
 if TYPE_CHECKING:
     from labrl.learning.optimizers import Optimizer
@@ -84,9 +84,7 @@ class Learner(Generic[Network]):
         self.device, self._images, self._precision = compute.device, images, compute.precision
         self.flat = FlatParameters(self.network)
         self._ranks, self._note = compute.ranks, compute.note
-        self._threads: AbstractContextManager[None] = (
-            MatmulThreads(num_threads) if num_threads > 1 else nullcontext()
-        )
+        self._threads: AbstractContextManager[None] = nullcontext()
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
         why_no_kernel = "it sees images" if images else "it is compiled" if compute.compiled else ""
@@ -94,7 +92,13 @@ class Learner(Generic[Network]):
         if compute.kernels and why_no_kernel:
             self._say_why(why_no_kernel)
         self._own: KernelNetwork[Any] | None = None
+        self._workers: Threads | None = None
+        if num_threads > 1 and has_kernel(network, compute, images):
+            self._workers = Threads(num_threads)
+        elif num_threads > 1:
+            self._threads = MatmulThreads(num_threads)
         self._weights_at_first, self._checked = list(self.network.parameters()), False
+        self._known_loss: Loss[Any] | None = None  # the last loss whose result had the right form
         self._learns = self.accelerate(self.network, self.flat.vector)
 
     def accelerate(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
@@ -109,7 +113,7 @@ class Learner(Generic[Network]):
         if not self._kernels:
             return network
         try:
-            found = KernelNetwork(network, vector)
+            found = KernelNetwork(network, vector, self._workers)
         except UnknownNetworkError as error:
             self._say_why(str(error))
             return network
@@ -152,29 +156,31 @@ class Learner(Generic[Network]):
         # A tensor, or a named tuple of tensors.
         return as_array(output) if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
 
-    def gradient(self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1) -> Tensor:
+    def gradient(
+        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, measured: bool = True
+    ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
         loss: function that is called once for each slice of the minibatch, which consists of tensors;
-        samples: number of samples in each unit of the minibatch. Returns the statistics of the loss, which
-        are means over all rows, [k], or values for each row, [k, rows]. Gradients and means are averaged over
-        all ranks. Raises InputError if the loss differentiates with respect to weights while a kernel
-        computes the network, because a kernel does not know such gradients.
+        samples: number of samples in each unit of the minibatch; measured: False for a gradient of this
+        process alone, which is not counted by the noise scale. Returns the statistics of the loss, which are
+        means over all rows, [k], or values for each row, [k, rows]. Gradients and means are averaged over all
+        ranks. Raises InputError if the loss differentiates with respect to weights while a kernel computes
+        the network, because a kernel does not know such gradients.
         """
         if not self._checked:
             self._check_weights()
-        half, size = None, len(minibatch)
+        half = self._half_norm(loss, minibatch) if measured and self._noise is not None else None
+        self.flat.gradient.zero_()
         try:
-            # Occasionally, the gradient over half the minibatch shows how noisy gradients are.
-            if self._noise is not None and self._noise.due(size):
-                before = [buffer.clone() for buffer in self.network.buffers()]
-                self._compute(loss, minibatch[slice(0, size // 2)], sliced=False)
-                with torch.no_grad():
-                    for buffer, saved in zip(self.network.buffers(), before, strict=True):
-                        buffer.copy_(saved)
-                half = squared_norm(self.flat.gradient)
-            with self._threads:
-                statistics = self._compute(loss, minibatch)
+            # The norm of the gradient reveals numbers that are not finite.
+            with np.errstate(all="ignore"), self._threads:
+                result = loss(self._learns, minibatch)
+                if loss != self._known_loss:  # the first gradient of this loss
+                    checked(loss, result)
+                    self._known_loss = loss
+                value, statistics = result
+                self._differentiate(value)
         except RuntimeError as error:
             if "not have been used in the graph" not in str(error):
                 raise
@@ -185,25 +191,33 @@ class Learner(Generic[Network]):
                 code="unsupported",
                 key="meta.kernels",
             ) from error
+        if measured and (half is not None or self._ranks.size > 1):
+            self._join_ranks(statistics, half, len(minibatch), samples)
+        return statistics
+
+    def _half_norm(self, loss: Loss[Batch], minibatch: Batch) -> float | None:
+        """Return the squared norm of the gradient over half the minibatch, or None if it is not due.
+
+        It shows how noisy gradients are.
+        """
+        size = len(minibatch)
+        if self._noise is None or not self._noise.due(size):
+            return None
+        before = [buffer.clone() for buffer in self.network.buffers()]
+        self.gradient(loss, minibatch[slice(0, size // 2)], measured=False)
+        with torch.no_grad():
+            for buffer, saved in zip(self.network.buffers(), before, strict=True):
+                buffer.copy_(saved)
+        return squared_norm(self.flat.gradient)
+
+    def _join_ranks(self, statistics: Tensor, half: float | None, size: int, samples: int) -> None:
+        """Average the gradient and means over all ranks, and add a measurement of noise if there is one."""
         if self._ranks.size > 1:
             means = [statistics] if statistics.dim() == 1 else []
             self._ranks.all_reduce_mean_(self.flat.gradient, *means)
         if half is not None and self._noise is not None:
             of_all = samples * size * self._ranks.size
             self._noise.add(samples * (size // 2), half, of_all, squared_norm(self.flat.gradient))
-        return statistics
-
-    def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
-        """Compute the gradient of a loss over a minibatch, and store it in `flat.gradient`.
-
-        Return the loss's statistics. sliced: whether a learner that slices minibatches may slice this one.
-        """
-        self.flat.gradient.zero_()
-        # The norm of the gradient reveals numbers that are not finite.
-        with np.errstate(all="ignore"):
-            value, statistics = checked(loss, loss(self._learns, minibatch))
-            self._differentiate(value)
-        return statistics
 
     def update(
         self,
@@ -276,7 +290,11 @@ class Learner(Generic[Network]):
 
     def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
         """Return arrays as tensors on the device, like `tensor`."""
-        return {name: self.tensor(array) for name, array in arrays.items()}
+        wide = np.float64
+        return {
+            name: as_tensor(array) if array.dtype == wide else torch.from_numpy(array)
+            for name, array in arrays.items()
+        }
 
     @property
     def weights(self) -> Tensor:
@@ -299,12 +317,25 @@ class Learner(Generic[Network]):
 
     def close(self) -> None:
         """Stop the worker threads, if there are any."""
+        if self._workers is not None:
+            self._workers.close()
 
     def _say_why(self, why: str) -> None:
         """Log, once, why gradients are computed by autograd instead of a kernel."""
         if self._note is not None:
             self._note(f"{type(self.network).__name__} learns by autograd, not by a kernel: {why}.")
         self._note = None
+
+
+def has_kernel(network: nn.Module, compute: Compute, images: bool) -> bool:
+    """Return whether a learner computes `network` by a kernel. images: whether its inputs are images."""
+    if not compute.kernels or compute.compiled or images or compute.precision != torch.float32:
+        return False
+    try:
+        passes_of(network, lambda weight: None, rows=1)
+    except UnknownNetworkError:
+        return False
+    return True
 
 
 class Autocast:

@@ -54,12 +54,13 @@ def make_learner(
         return DeviceLearner(network, compute, optimizer, images)
     large = images or batch_size * sum(weight.numel() for weight in network.parameters()) >= LARGE_PRODUCTS
     threads = compute.num_threads if large else 1
-    if compute.precision != torch.float32 or (threads > 1 and not whole_minibatches):
+    from labrl.learning.learner import Learner, has_kernel
+
+    sliced = threads > 1 and not whole_minibatches and not has_kernel(network, compute, images)
+    if compute.precision != torch.float32 or sliced:
         from labrl.learning.sliced import SlicedLearner
 
         return SlicedLearner(network, compute, optimizer, whole_minibatches, images)
-    from labrl.learning.learner import Learner
-
     return Learner(network, compute, optimizer, 1 if images else threads, images)
 
 

@@ -104,22 +104,21 @@ class Adam:
         norm = clip(self._gradients, self._max_grad_norm)
         for update in self._updates:
             update.add_(1)
-        with torch.no_grad():
-            torch._fused_adam_(
-                self._parameters,
-                self._gradients,
-                self._means,
-                self._squares,
-                [],
-                self._updates,
-                lr=lr,
-                beta1=self._config.beta1,
-                beta2=0.999,
-                weight_decay=0.0,
-                eps=self._config.eps,
-                amsgrad=False,
-                maximize=False,
-            )
+        torch._fused_adam_(
+            list(map(Tensor.detach, self._parameters)),
+            self._gradients,
+            self._means,
+            self._squares,
+            [],
+            self._updates,
+            lr=lr,
+            beta1=self._config.beta1,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=self._config.eps,
+            amsgrad=False,
+            maximize=False,
+        )
         return norm
 
     def state_dict(self) -> dict[str, Any]:

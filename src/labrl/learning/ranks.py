@@ -66,8 +66,6 @@ class Ranks:
 
         values: [rows, columns]; the number of columns must be equal on all ranks.
         """
-        if self.alone:
-            return torch.std_mean(values, dim=1, keepdim=True)
         mean = values.mean(dim=1, keepdim=True)
         self.all_reduce_mean_(mean)
         squares = (values - mean).square().mean(dim=1, keepdim=True)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import zip_longest
+from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
 from labrl.learning.flat import Network, trainable, views
-from labrl.learning.kernels.operation import Changes
+from labrl.learning.kernels.operation import Changes, Threads
 from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array, checked
 from labrl.networks.torso import ImageTorso
 
@@ -110,18 +108,9 @@ class SlicedLearner(Learner[Network]):
         self._copies = copies
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
-        # Kernels add the gradients of a copy to the gradient of a vector.
-        self._vectors = [] if self._own is None else [nn.Parameter(self.weights) for _ in copies[1:]]
-        for vector in self._vectors:
-            vector.grad = torch.zeros_like(self.flat.gradient)
         first = self._learns if copies[0] is self.network else self.accelerate(copies[0])
-        others = zip_longest(copies[1:], self._vectors)
-        self._functions = [first, *(self.accelerate(each, vector) for each, vector in others)]
-        self._pool: ThreadPoolExecutor | None = None
-        if count > 1:  # in a new thread, products would use as many threads as there are cores
-            self._pool = ThreadPoolExecutor(
-                count - 1, "learner", initializer=torch.set_num_threads, initargs=(1,)
-            )
+        self._functions = [first, *map(self.accelerate, copies[1:])]
+        self._workers = Threads(count) if count > 1 else None
 
     def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients, like `Learner.forward`."""
@@ -138,13 +127,16 @@ class SlicedLearner(Learner[Network]):
 
         return _joined(self._map(work, size, MIN_ROWS if self._rounded else 1))
 
-    def _compute(self, loss: Loss[Batch], minibatch: Batch, sliced: bool = True) -> Tensor:
-        """Compute `flat.gradient` like `Learner`, but on slices of the minibatch."""
+    def gradient(
+        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, measured: bool = True
+    ) -> Tensor:
+        """Compute the gradient of a mean loss like `Learner`, but on slices of the minibatch."""
+        if not self._checked:
+            self._check_weights()
+        half = self._half_norm(loss, minibatch) if measured and self._noise is not None else None
         self._follow()
         # Gradients of the network itself are in the flat gradient; gradients of its copies are elsewhere.
         self.flat.gradient.zero_()
-        for vector in self._vectors:
-            vector.grad.zero_()  # type: ignore[union-attr]  # made with the copy
         for each, parameters in zip(self._copies, self._parameters, strict=True):
             for parameter in () if each is self.network else parameters:
                 parameter.grad = None  # the next gradient is then stored instead of added to zeros
@@ -152,12 +144,12 @@ class SlicedLearner(Learner[Network]):
 
         def work(number: int, part: slice) -> Tensor:
             weight = (part.stop - part.start) / size
-            with np.errstate(all="ignore"):
-                value, statistics = checked(loss, loss(self._network(number), minibatch[part]))
-                (value if weight == 1 else value * weight).backward()
+            value, statistics = checked(loss, loss(self._network(number), minibatch[part]))
+            (value if weight == 1 else value * weight).backward()
             return statistics * weight if statistics.dim() == 1 and weight != 1 else statistics
 
-        parts = self._map(work, size) if sliced else [work(0, slice(0, size))]
+        with self._threads:
+            parts = self._map(work, size) if measured else [work(0, slice(0, size))]
         # Add the gradients of the workers to the flat gradient, in order.
         for each, parameters in zip(self._copies[: len(parts)], self._parameters, strict=False):
             if each is self.network or self._altered:
@@ -166,21 +158,17 @@ class SlicedLearner(Learner[Network]):
             for place, parameter in zip(self._places, parameters, strict=True):
                 if parameter.grad is not None:
                     place.add_(parameter.grad)
-        for vector in self._vectors[: len(parts) - 1]:
-            self.flat.gradient.add_(vector.grad)  # type: ignore[arg-type]  # made with the copy
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts, dim=1) if parts[0].dim() == 2 else torch.stack(parts).sum(0)
+        statistics = parts[0]
+        if len(parts) > 1:
+            statistics = torch.cat(parts, dim=1) if parts[0].dim() == 2 else torch.stack(parts).sum(0)
+        if measured:
+            self._join_ranks(statistics, half, size, samples)
+        return statistics
 
     def step(self, lr: float) -> float:
         """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         self._changed = True
         return super().step(lr)
-
-    def close(self) -> None:
-        """Stop the worker threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
 
     def _network(self, number: int) -> Callable[..., Any]:
         """Return the network of a worker: its copy, or the original network if that has been altered."""
@@ -202,15 +190,17 @@ class SlicedLearner(Learner[Network]):
         least: minimum number of rows in a slice.
         """
         count = 1 if self._altered else min(len(self._copies), max(size // least, 1))
-        if self._pool is None or count == 1:
-            return [work(0, slice(0, size))]
-        parts = [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
-        others = [self._pool.submit(work, number, parts[number]) for number in range(1, count)]
-        try:
-            first = work(0, parts[0])
-        finally:
-            wait(others)  # even after an error, because the others would add to the next gradient
-        return [first, *(other.result() for other in others)]
+        results: dict[int, Result] = {}
+
+        def compute(number: int) -> None:
+            results[number] = work(number, slice(size * number // count, size * (number + 1) // count))
+
+        tasks = [[partial(compute, number)] for number in range(count)]
+        if self._workers is None:
+            tasks[0][0]()
+        else:
+            self._workers.run(tasks)
+        return [results[number] for number in range(count)]
 
 
 def _joined(parts: Sequence[Any]) -> Any:

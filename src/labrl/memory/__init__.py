@@ -74,6 +74,10 @@ class Transitions(Columns):
     noise: Any = None
     """Random numbers with which a loss samples actions, [batch, ...]; None if the loss samples no actions."""
 
+    def with_noise(self, noise: Tensor) -> Transitions:
+        """Return the same transitions with `noise`."""
+        return Transitions(**{**vars(self), "noise": noise})
+
     def as_tensors(self, learner: Any, layout: Callable[[Any], Any]) -> Transitions:
         """Return the transitions as tensors on the device of a `Learner`, except `index`.
 
@@ -87,7 +91,7 @@ class Transitions(Columns):
             columns["next_observation"] = moved[:, -stack:]
         for name in ("observation", "next_observation"):
             columns[name] = layout(columns[name])
-        arrays = {n: each for n, each in columns.items() if n != "index" and isinstance(each, np.ndarray)}
+        arrays = {n: each for n, each in columns.items() if n != "index" and type(each) is np.ndarray}
         return Transitions(**{**columns, **learner.tensors(arrays)})
 
 
@@ -188,18 +192,18 @@ class Minibatch:
         """
         device, length = self.action.device, self.sequence_length
         rows = order if length == 1 else (order.unsqueeze(1) * length + torch.arange(length)).flatten()
-        rows, count = rows.to(device), size // length
+        rows, count, number = rows.to(device), size // length, len(rows) // size
         small = torch.stack((self.advantage, self.value_target, self.value, self.log_prob))
         columns = small.index_select(1, rows)
         if std_mean is not None:
             advantage = columns[0].view(-1, size)
             std, mean = std_mean(advantage)
             advantage.sub_(mean).div_(std + 1e-8)
-        seen = (rows if self.rows is None else self.rows[rows]).split(size)
-        action = self.action.index_select(0, rows).split(size)
-        mask = None if self.mask is None else self.mask.index_select(0, rows).split(size)
-        state, start = self.state[order.to(device)].split(count), self.start[order.numpy()]
-        for part, of_part in enumerate(columns.split(size, dim=1)):
+        seen = (rows if self.rows is None else self.rows[rows]).chunk(number)
+        action = self.action.index_select(0, rows).chunk(number)
+        mask = None if self.mask is None else self.mask.index_select(0, rows).chunk(number)
+        state, start = self.state[order.to(device)].chunk(number), self.start[order.numpy()]
+        for part, of_part in enumerate(columns.chunk(number, dim=1)):
             advantage, value_target, value, log_prob = of_part.unbind()
             yield Minibatch(
                 observations=self.observations,

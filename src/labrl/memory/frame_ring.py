@@ -107,7 +107,7 @@ class FrameRing:
             return newest, following
         following = self.head + np.arange(len(over))[:, None]
         self.head += len(over)
-        some_ended = np.count_nonzero(over) > 0
+        some_ended = over.nonzero()[0].size > 0
         if some_ended:  # the first observation of the next episode comes in between
             ended = over.cumsum(axis=0)
             self.head += ended[-1]

@@ -72,11 +72,11 @@ class Replay(TransitionRing):
         Raises ValueError if there is nothing to sample.
         """
         self._write()
-        if not np.count_nonzero(self.complete > self.oldest):
+        if not (self.complete > self.oldest).nonzero()[0].size:
             raise ValueError("the replay buffer holds no transition that can be sampled yet")
-        # Round first, because 0.1 * 30 is slightly more than 3.
-        wanted = math.ceil(round(self._config.newest_share * batch_size, 6))
-        if wanted:
+        if self._config.newest_share:
+            # Round first, because 0.1 * 30 is slightly more than 3.
+            wanted = math.ceil(round(self._config.newest_share * batch_size, 6))
             # The newest transitions that can be sampled are among the newest of each environment.
             steps = self.steps - 1 - np.arange(min(wanted + self._n_step - 1, self.slots))
             there = (steps[:, None] >= self.oldest) & (steps[:, None] < self.complete)
@@ -117,7 +117,7 @@ class Replay(TransitionRing):
         if self._n_step == 1:
             row = self.rows.reshape(-1).take(step % self.slots + env * self.slots)
             discount = self._powers[1] * ~row["terminated"]
-            return row, row, np.zeros_like(step), row["reward"], discount.astype(np.float32)
+            return row, row, step * 0, row["reward"], discount.astype(np.float32)
         slots = (step[:, None] + self._ahead) % self.slots
         window = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])  # [batch, n_step]
         # The window ends at the first cut, or with the last row.

@@ -242,7 +242,7 @@ class Rollout:
                     arrays[name] = torch.zeros(shape, dtype=row.dtype, device=row.device)
                 elif row is not None:
                     arrays[name] = np.zeros((self.horizon, *row.shape), stored_dtype(row.dtype))
-        if isinstance(observation, Tensor) and not isinstance(arrays["observation"], Tensor):
+        if type(observation) is Tensor and not isinstance(arrays["observation"], Tensor):
             arrays["observation"] = torch.from_numpy(arrays["observation"]).to(observation.device)
         arrays["observation"][t] = observation
         arrays["action"][t] = action
@@ -263,7 +263,7 @@ class Rollout:
         truncated episodes; state: recurrent state after step t, if the network is recurrent, [num_envs,
         state_size].
         """
-        if np.count_nonzero(step.truncated):
+        if step.truncated.nonzero()[0].size:
             final, masks = layout(step.next_observation), step.next_mask
             for env in map(int, np.flatnonzero(step.truncated & ~step.terminated)):
                 mask = None if masks is None else masks[env].copy()

@@ -233,7 +233,7 @@ class TransitionRing:
             columns["mask"][slots] = masks
             columns["next_mask"][slots] = next_masks
         np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
-        if np.count_nonzero(cut):
+        if cut.nonzero()[0].size:
             last_cut = (cut * np.arange(first + 1, self.steps + 1)[:, None]).max(axis=0)
             np.maximum(self.complete, last_cut, out=self.complete)
         np.maximum(self.oldest, self.steps - self.live, out=self.oldest)

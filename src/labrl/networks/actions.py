@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.errors import InputError
-from labrl.networks.layers import Array, cast, library_of
+from labrl.networks.layers import Array, cast
 from labrl.spaces import has_bounds
 
 INVALID = -1e9
@@ -46,8 +46,10 @@ def standard_normal(like: Array, generator: np.random.Generator | None) -> Array
 
 def clip_to_space(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> Array:
     """Clip actions to the bounds of a space and convert them to its dtype, with rounding for integers."""
-    as_constant = library_of(action).asarray
-    inside = action.clip(as_constant(low), as_constant(high))
+    if isinstance(action, Tensor):
+        inside = action.clip(torch.asarray(low), torch.asarray(high))
+    else:  # faster than np.clip
+        inside = np.minimum(np.maximum(action, low), high)
     if dtype.kind != "f":
         inside = inside.round()  # truncation would favor 0
     return cast(inside, dtype)
@@ -126,8 +128,11 @@ class BoxActions:
 
     def to_env(self, action: Array) -> Array:
         """Scale actions to the bounds. [n, size] -> [n, *action]"""
-        as_constant = library_of(action).asarray
-        scaled = as_constant(self._middle) + action * as_constant(self.half)
+        middle: Any = self._middle
+        half: Any = self.half
+        if isinstance(action, Tensor):
+            middle, half = torch.asarray(middle), torch.asarray(half)
+        scaled = middle + action * half
         # Some environments reject actions that exceed the bounds by a rounding error.
         return clip_to_space(scaled, self._low, self._high, self._dtype).reshape(-1, *self._shape)
 

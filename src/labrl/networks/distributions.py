@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from labrl.errors import InputError
 from labrl.networks.actions import Actions, BoxActions, clip_to_space, standard_normal
-from labrl.networks.layers import Array, Fused, cast, library_of
+from labrl.networks.layers import Array, cast, library_of
 from labrl.spaces import has_bounds
 
 HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
@@ -31,7 +30,7 @@ def log_tanh_slope(u: Tensor) -> Tensor:
 
     The result is finite and accurate even where tanh(u) rounds to 1.
     """
-    return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+    return 2 * (-u + math.log(2) - torch.nn.functional.softplus(-2 * u))
 
 
 @cache
@@ -47,133 +46,60 @@ def _kolmogorov(nodes: int = 16, low: float = 0.25, high: float = 2.8) -> tuple[
     return torch.from_numpy(b), torch.from_numpy(weight / weight.sum())
 
 
-class _MeanLogTanhSlope(Fused):
-    @staticmethod
-    def forward(ctx: Any, parameters: Tensor) -> Tensor:
-        mean, log_std = parameters.chunk(2, dim=1)
-        std, (scales, weights) = log_std.exp(), (each.to(mean) for each in _kolmogorov())
-        sigma = torch.hypot(std.unsqueeze(-1), scales)  # [batch, size, nodes]
-        ratio = mean.unsqueeze(-1) / sigma
-        bell = math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square())
-        sign = torch.erf(math.sqrt(0.5) * ratio) @ weights
-        ctx.inputs, ctx.needed = (parameters,), (sign, std * ((std.unsqueeze(-1) / sigma * bell) @ weights))
-        return 2 * (math.log(2) - mean * sign - (sigma * bell) @ weights).sum(1)
+def mean_log_tanh_slope(parameters: Tensor) -> Tensor:
+    """Compute the sum over components of E log(1 - tanh(u)^2) for Gaussian u, accurate to 1e-5 in each.
 
-    @staticmethod
-    def derivative(ctx: Any, means: Tensor) -> Tensor:
-        return torch.cat(ctx.needed, dim=1).mul_(-2 * means.unsqueeze(1))
-
-
-mean_log_tanh_slope: Callable[[Tensor], Tensor] = _MeanLogTanhSlope.compute
-"""The sum over components of E log(1 - tanh(u)^2) for Gaussian u, accurate to 1e-5 in each component.
-
-(parameters) -> [batch]. The parameters are means m and log standard deviations log s, [batch, 2 size]. The
-second derivative of log(1 - tanh(u)^2) is -4 times the density of a logistic variable t of scale 1/2, so it
-equals 2 log 2 - 2 E|u - t|. This t is a Gaussian whose standard deviation b has the Kolmogorov distribution
-(Andrews and Mallows, 1974), so u - t is a mixture of Gaussians with standard deviations sigma = sqrt(s^2 +
-b^2), each of which has the mean absolute value sqrt(2/pi) sigma exp(-m^2 / 2 sigma^2) + m erf(m / sqrt(2)
-sigma). The derivatives of the mean absolute value with respect to m and log s are the means over b of erf(m /
-sqrt(2) sigma) and of sqrt(2/pi) (s^2 / sigma) exp(-m^2 / 2 sigma^2).
-"""
+    parameters: means m and log standard deviations log s, [batch, 2 size]. Returns [batch]. The second
+    derivative of log(1 - tanh(u)^2) is -4 times the density of a logistic variable t of scale 1/2, so it
+    equals 2 log 2 - 2 E|u - t|. This t is a Gaussian whose standard deviation b has the Kolmogorov
+    distribution (Andrews and Mallows, 1974), so u - t is a mixture of Gaussians with standard deviations
+    sigma = sqrt(s^2 + b^2), each of which has the mean absolute value sqrt(2/pi) sigma exp(-m^2 / 2 sigma^2)
+    + m erf(m / sqrt(2) sigma).
+    """
+    mean, log_std = parameters.chunk(2, dim=1)
+    scales, weights = (each.to(mean) for each in _kolmogorov())
+    sigma = torch.hypot(log_std.exp().unsqueeze(-1), scales)  # [batch, size, nodes]
+    ratio = mean.unsqueeze(-1) / sigma
+    bell = math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square())
+    sign = torch.erf(math.sqrt(0.5) * ratio) @ weights
+    return 2 * (math.log(2) - mean * sign - (sigma * bell) @ weights).sum(1)
 
 
-class _CategoricalOperation(Fused):
-    @staticmethod
-    def forward(ctx: Any, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        log_p = torch.log_softmax(parameters, dim=1)
-        p, index = log_p.exp(), action.unsqueeze(1)
-        entropy = -(p * log_p).sum(1)
-        ctx.set_materialize_grads(False)
-        # Storing the result itself would create a cycle that is never freed: result, graph, context.
-        ctx.inputs, ctx.needed = (parameters, action), (log_p, p, entropy.detach(), index)
-        return log_p.gather(1, index).squeeze(1), entropy
+def categorical(parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute log-probabilities of actions and entropies for p = softmax(x). [batch] each
 
-    @staticmethod
-    def derivative(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> Tensor:
-        log_p, p, h, index = ctx.needed
-        slope = torch.zeros_like(p) if log_prob is None else -log_prob.unsqueeze(1) * p
-        if entropy is not None:
-            slope -= (log_p + h.unsqueeze(1)) * p * entropy.unsqueeze(1)
-        return slope if log_prob is None else slope.scatter_add_(1, index, log_prob.unsqueeze(1))
+    parameters: x, [batch, actions]; action: [batch].
+    """
+    log_p = torch.log_softmax(parameters, dim=1)
+    return log_p.gather(1, action.unsqueeze(1)).squeeze(1), -(log_p.exp() * log_p).sum(1)
 
 
-categorical: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _CategoricalOperation.compute
-"""Log-probabilities of actions and entropies for p = softmax(x). (x, actions) -> [batch] each
+def gaussian(parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute log-densities of actions and entropies for independent Gaussians. [batch] each
 
-d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i + H).
-"""
-
-
-class _GaussianOperation(Fused):
-    @staticmethod
-    def forward(ctx: Any, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = parameters.chunk(2, dim=1)
-        inverse = torch.exp(-log_std)
-        z = (action.reshape(mean.shape) - mean) * inverse
-        square = z.square()
-        ctx.set_materialize_grads(False)
-        ctx.inputs, ctx.needed = (parameters, action), (z, square, inverse)
-        log_prob = (-0.5 * square - log_std - HALF_LOG_2_PI).sum(1)
-        return log_prob, (log_std + (HALF_LOG_2_PI + 0.5)).sum(1)
-
-    @staticmethod
-    def derivative(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> Tensor:
-        z, square, inverse = ctx.needed
-        size = z.shape[1]
-        gradient = z.new_zeros(len(z), 2 * size)
-        if log_prob is not None:
-            each = log_prob.unsqueeze(1)
-            torch.mul(z * inverse, each, out=gradient[:, :size])
-            torch.mul(square - 1, each, out=gradient[:, size:])
-        if entropy is not None:
-            gradient[:, size:] += entropy.unsqueeze(1)
-        return gradient
+    parameters: means and log standard deviations, [batch, 2 size]; action: [batch, *action].
+    """
+    mean, log_std = parameters.chunk(2, dim=1)
+    z = (action.reshape(mean.shape) - mean) * torch.exp(-log_std)
+    log_prob = (-0.5 * z.square() - log_std - HALF_LOG_2_PI).sum(1)
+    return log_prob, (log_std + (HALF_LOG_2_PI + 0.5)).sum(1)
 
 
-gaussian: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _GaussianOperation.compute
-"""Log-densities of actions and entropies for independent Gaussians. (parameters, actions) -> [batch] each
+def beta(parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute log-densities of samples in (0, 1) and entropies for independent Beta distributions.
 
-The parameters are means m and log standard deviations, [batch, 2 size]. For z = (a - m) / s, d log pi = (z /
-s) dm + (z^2 - 1) d log s, and dH = d log s.
-"""
-
-
-class _BetaOperation(Fused):
-    @staticmethod
-    def forward(ctx: Any, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        raw = parameters.double()  # differences of large log gamma functions
-        over = torch.nn.functional.softplus(raw)  # a - 1 and b - 1
-        x = action.reshape(len(action), -1).double()
-        log_x, whole = torch.cat([x.log(), torch.log1p(-x)], dim=1), over.unflatten(1, (2, -1)).sum(1) + 2
-        log_beta = torch.lgamma(over + 1).sum(1) - torch.lgamma(whole).sum(1)
-        psi, psi_whole = torch.digamma(over + 1), torch.digamma(whole)
-        log_prob = (over * log_x).sum(1) - log_beta
-        entropy = log_beta - (over * psi).sum(1) + ((whole - 2) * psi_whole).sum(1)
-        ctx.set_materialize_grads(False)
-        ctx.inputs, ctx.needed = (
-            (parameters, action),
-            (raw, over, whole, log_x - psi + psi_whole.repeat(1, 2)),
-        )
-        return log_prob.to(parameters.dtype), entropy.to(parameters.dtype)
-
-    @staticmethod
-    def derivative(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> Tensor:
-        raw, over, whole, score = ctx.needed
-        slope = torch.zeros_like(raw) if log_prob is None else log_prob.unsqueeze(1) * score
-        if entropy is not None:
-            curve = (whole - 2) * torch.polygamma(1, whole)
-            slope += (curve.repeat(1, 2) - over * torch.polygamma(1, over + 1)) * entropy.unsqueeze(1)
-        return (slope * raw.sigmoid()).to(ctx.inputs[0].dtype)
-
-
-beta: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _BetaOperation.compute
-"""Log-densities of samples in (0, 1) and entropies for independent Beta distributions.
-
-(parameters, samples) -> [batch] each. The parameters are a' and b', [batch, 2 size]; a = 1 + softplus(a') and
-b = 1 + softplus(b') give a density with a single mode. With log B = lgamma(a) + lgamma(b) - lgamma(a + b) and
-psi = digamma, d log pi / da = log x - psi(a) + psi(a + b), and dH / da = (a + b - 2) psi'(a + b) - (a - 1)
-psi'(a).
-"""
+    parameters: a' and b', [batch, 2 size], where a = 1 + softplus(a') and b = 1 + softplus(b') give a density
+    with a single mode; action: samples, [batch, *action]. Returns [batch] each.
+    """
+    over = torch.nn.functional.softplus(
+        parameters.double()
+    )  # a - 1 and b - 1; large log gammas are subtracted
+    x = action.reshape(len(action), -1).double()
+    log_x, whole = torch.cat([x.log(), torch.log1p(-x)], dim=1), over.unflatten(1, (2, -1)).sum(1) + 2
+    log_beta = torch.lgamma(over + 1).sum(1) - torch.lgamma(whole).sum(1)
+    log_prob = (over * log_x).sum(1) - log_beta
+    mean_log = (over * torch.digamma(over + 1)).sum(1) - ((whole - 2) * torch.digamma(whole)).sum(1)
+    return log_prob.to(parameters.dtype), (log_beta - mean_log).to(parameters.dtype)
 
 
 class ActionDistribution(Actions):
@@ -217,7 +143,7 @@ class Categorical(ActionDistribution):
         logits = parameters if noise is None else parameters + noise
         return logits.argmax(1)
 
-    log_prob_entropy = staticmethod(categorical)  # type: ignore[assignment]  # it needs no `self`
+    log_prob_entropy = staticmethod(categorical)  # it needs no `self`
 
     def to_env(self, action: Array) -> Array:
         """Add `start`, the first action of the space. [batch]"""

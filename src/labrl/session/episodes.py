@@ -104,7 +104,7 @@ class Highlights:
         """Add an episode without copying it."""
         best = self.kept.get("best")
         self.kept["last"] = played
-        if best is None or played.episode_return > best.episode_return:
+        if best is None or played.episode.episode_return > best.episode_return:
             self.kept["best"] = played
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from labrl.agents.agent import Observation, joined
@@ -20,7 +21,6 @@ from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.memory.workspace import Workspace
-from labrl.networks.layers import Fused
 from labrl.processes.startup import collect_as_usual
 from labrl.run import session_log
 from labrl.run.session import RunSession
@@ -144,19 +144,19 @@ class Session:
         clock.start()
         timers.restart()
         while not (clock.finished or team.stops()):
-            ended = NO_EPISODES
+            ended, acted, stepped = NO_EPISODES, timers.now, timers.now
             if pauses is None or pauses.collecting:
                 action = act(self._observation)
-                timers.lap("act")
+                acted = perf_counter()
                 step = self._last_step = env.step(action)
-                timers.lap("env")
+                stepped = perf_counter()
                 seen = transforms.step(step) if transforms.active else step
                 agent.observe(seen)
                 self._observation, ended = Observation(seen.observation, seen.mask), step.episodes
             else:
                 self._last_step = None
             updates = agent.learn()
-            timers.lap("learn")
+            timers.add_step(acted, stepped, perf_counter() if updates else stepped)
             team.count(updates, ended)
             for episode in ended if watchers else NO_EPISODES:
                 played = Played(episode, *env.played(episode), clock.frame, "training")
@@ -164,7 +164,7 @@ class Session:
                     watch(played)
             if clock.frame >= self._next_frame or timers.now >= self._next_time:
                 self._call_back()
-            timers.lap("callbacks")
+                timers.lap("callbacks")
         if clock.finished:
             self._end()
             timers.lap("callbacks")
@@ -349,7 +349,6 @@ def _compute(
     on_gpu = learns_faster_on_gpu(config, images)
     chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, on_gpu)
     set_deterministic(meta.deterministic, chosen.device, meta.compile)
-    Fused.enabled = meta.kernels == "auto"
     note = partial(session_log.append, folder.log)
     why_not = why_not_recorded(config)
     if chosen.record is not None and why_not:

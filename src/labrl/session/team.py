@@ -64,9 +64,11 @@ class Alone:
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
         """Count a vector step, its optimizer updates, and the episodes that ended in it."""
         self._clock.opt_step += updates
-        self._clock.tick(self._num_envs, len(ended))
         if ended:
+            self._clock.tick(self._num_envs, len(ended))
             self._latest.extend(ended)
+        else:
+            self._clock.tick(self._num_envs)
 
     def metrics(self) -> dict[str, float]:
         """Return the columns of a training row about learning and the environments."""

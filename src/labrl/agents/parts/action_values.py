@@ -8,10 +8,9 @@ them. Both are [batch].
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -28,7 +27,7 @@ from labrl.learning.compute import Compute
 from labrl.learning.make import make_learner
 from labrl.networks.actions import INVALID
 from labrl.networks.building import build_networks
-from labrl.networks.layers import Fused, factor_noise
+from labrl.networks.layers import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.schedules import LARGEST, value_at
 from labrl.seeding import Streams
@@ -126,10 +125,12 @@ class ValuePolicy:
         actions are equally likely. Returns actions, [n], and the recurrent state after the step.
         """
         after = before = self._fresh(observation) if state is None else state
+        count: int = observation.shape[0]
 
         def compute() -> NDArray:
             nonlocal after
-            output = self.learner.forward(observation, before, None, self.noise(len(observation)))
+            noise = self.noise(count) if self.network.num_noise else None
+            output = self.learner.forward(observation, before, None, noise)
             after = output.state
             return self._expected(output.outputs, mask)
 
@@ -137,12 +138,12 @@ class ValuePolicy:
             compute = cache(compute)
             compute()
         if not at_random:
-            values = Values(compute, (len(observation), self.num_actions), mask)
+            values = Values(compute, (count, self.num_actions), mask)
             action = self.exploration.choose(values, self._clock.frame, self._stream)
         elif mask is None:
-            action = self._stream.integers(self.num_actions, size=len(observation))
+            action = self._stream.integers(self.num_actions, size=count)
         else:
-            action = uniform_valid(mask, self._stream.random(len(observation)))
+            action = uniform_valid(mask, self._stream.random(count))
         return action, after
 
     def values(
@@ -255,32 +256,25 @@ def categorical_divergence(logits: Tensor, target: Tensor) -> Tensor:
     return cross_entropy - torch.special.entr(target).sum(1)
 
 
-class _QuantileHuber(Fused):
-    @staticmethod
-    def forward(ctx: Any, quantile: Tensor, target: Tensor, fraction: Tensor, kappa: float) -> Tensor:
-        u = target.unsqueeze(1) - quantile.unsqueeze(2)  # [batch, n, m]
-        slope = (u / kappa).clamp(-1, 1) if kappa > 0 else u.sign()
-        weight = (fraction.unsqueeze(1) - (u < 0).to(u.dtype)).abs()
-        losses = slope * (u - (0.5 * kappa) * slope)
-        ctx.inputs, ctx.needed = (quantile, target, fraction, kappa), (weight * slope).mean(2)
-        return (weight * losses).mean(2).sum(1)
+def quantile_huber_loss(quantile: Tensor, target: Tensor, fraction: Tensor, kappa: float) -> Tensor:
+    """Compute the quantile Huber loss (Dabney et al., 2018, arXiv:1710.10044, eq. 10).
 
-    @staticmethod
-    def derivative(ctx: Any, losses: Tensor) -> Tensor:
-        return ctx.needed * -losses.unsqueeze(1)
+    The loss is rho(u) = |tau - 1{u < 0}| L_kappa(u), where u is a sample of the target minus the quantile at
+    fraction tau, summed over the quantiles and averaged over the samples. L is divided by kappa, as in the
+    authors' later work (arXiv:1806.06923, eq. 3): this changes nothing for kappa=1, and the limit for kappa=0
+    is |tau - 1{u < 0}| |u|, eq. 8.
 
-
-quantile_huber_loss: Callable[[Tensor, Tensor, Tensor, float], Tensor] = _QuantileHuber.compute
-"""The quantile Huber loss (Dabney et al., 2018, arXiv:1710.10044, eq. 10).
-
-The loss is rho(u) = |tau - 1{u < 0}| L_kappa(u), where u is a sample of the target minus the quantile at
-fraction tau, summed over the quantiles and averaged over the samples. L is divided by kappa, as in the
-authors' later work (arXiv:1806.06923, eq. 3): this changes nothing for kappa=1, and the limit for kappa=0 is
-|tau - 1{u < 0}| |u|, eq. 8. With its slope s = clip(u / kappa, -1, 1), L is s (u - kappa s / 2), and the
-derivative of the loss with respect to a quantile is the mean over the samples of -|tau - 1{u < 0}| s.
-
-(quantiles, [batch, n]; samples of the target, [batch, m]; tau of each quantile, [n]; kappa) -> [batch]
-"""
+    quantile: [batch, n]; target: samples, [batch, m]; fraction: tau of each quantile, [n]. Returns [batch].
+    """
+    each, sample = torch.broadcast_tensors(quantile.unsqueeze(2), target.unsqueeze(1))  # [batch, n, m]
+    if kappa > 0:
+        losses = torch.nn.functional.huber_loss(each, sample, reduction="none", delta=kappa)
+    else:
+        losses, kappa = torch.nn.functional.l1_loss(each, sample, reduction="none"), 1.0
+    tau = fraction.unsqueeze(1)
+    weight = torch.where(sample < each, 1 - tau, tau)
+    # torch.linalg.vecdot halves the time of the product and the mean, including the gradient.
+    return torch.linalg.vecdot(weight, losses).sum(1) / (target.shape[1] * kappa)
 
 
 @dataclass(kw_only=True)
@@ -315,8 +309,7 @@ class ExpectedValue:
     def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss and the absolute value of the temporal-difference error. [batch] each"""
         value, target = outputs.squeeze(1), target.squeeze(1)
-        with torch.no_grad():
-            error = (target - value).abs_()
+        error = (target - value.detach()).abs_()
         if self.squared:
             return 0.5 * (target - value).square(), error
         return torch.nn.functional.huber_loss(value, target, reduction="none"), error

@@ -80,6 +80,7 @@ class Experience:
         self.frames_per_step = spaces.num_envs * compute.ranks.size
         """Number of frames in a vector step, over all ranks."""
         self.first_update = first_update(config, spaces.num_envs, compute.ranks.size)
+        self._ratio = config.updates_per_frame.numerator, config.updates_per_frame.denominator
         self.updates = 0
         """Number of updates so far, which the agent increments."""
         stored = stored_choices(spaces.action) if stored_action is None else stored_action
@@ -133,9 +134,10 @@ class Experience:
     def due(self) -> int:
         """Return the number of updates that are due after the current vector step, before the clock counts
         it."""
-        frames = max(self._clock.frame + self.frames_per_step - self.first_update, 0)
-        ratio = self.config.updates_per_frame
-        return max(frames * ratio.numerator // ratio.denominator - self.updates, 0)
+        frames = self._clock.frame + self.frames_per_step - self.first_update
+        if frames <= 0:
+            return 0
+        return max(frames * self._ratio[0] // self._ratio[1] - self.updates, 0)
 
     def sample(self, learner: Learner[Any], layout: Callable[[NDArray], Any] | None = None) -> Any:
         """Draw a minibatch as tensors: `Transitions`, or a `SequenceSample` from a buffer of sequences.

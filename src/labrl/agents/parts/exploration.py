@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from labrl.step import Masks
 from labrl.types import NonNegativeSchedule, ProbabilitySchedule
 
 
-class Values(NamedTuple):
+@dataclass(slots=True)
+class Values:
     """Action values from which to choose, computed only if needed."""
 
     compute: Callable[[], NDArray]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic
 
-import torch
-
 from labrl.learning.flat import Network
 from labrl.learning.learner import Learner
 from labrl.types import Fraction, PositiveInt
@@ -61,8 +59,7 @@ class Replace(TargetNetwork[Network]):
     def frames_passed(self, before: int, now: int) -> None:
         """Copy the weights if the step reaches a multiple of `every`, even if it jumps past the multiple."""
         if now // self._every > before // self._every:
-            with torch.no_grad():
-                self.weights.copy_(self.followed)
+            self.weights.copy_(self.followed.detach())
 
 
 @dataclass(kw_only=True)
@@ -84,5 +81,4 @@ class Polyak(TargetNetwork[Network]):
 
     def updated(self) -> None:
         """Move the target network's weights toward the followed weights."""
-        with torch.no_grad():
-            self.weights.lerp_(self.followed, self._tau)
+        self.weights.lerp_(self.followed.detach(), self._tau)

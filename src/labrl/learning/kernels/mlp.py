@@ -105,9 +105,9 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> Operation:
     if out.dim() == 3:
         return partial(np.matmul, left.numpy(), right.numpy(), out.numpy())
     if out.is_contiguous():
-        return partial(np.dot, left.numpy(), right.numpy(), out.numpy())
+        return partial(left.numpy().dot, right.numpy(), out.numpy())
     # The gradient of a weight, which is transposed in memory.
-    return partial(np.dot, right.numpy().T, left.numpy().T, out.numpy().T)
+    return partial(right.numpy().T.dot, left.numpy().T, out.numpy().T)
 
 
 class Pass:

@@ -51,6 +51,8 @@ class Passes:
     requested, the actions."""
     action_gradient: NDArray | None = None
     """Gradients of each critic with respect to the actions, [critics, rows, size]; None if not requested."""
+    row_axis: int = 0
+    """Axis of the rows in `outputs`."""
     named_output: Callable[..., Any] | None = None
     """Function that makes the network's output from `outputs` and `state`, the recurrent state; None if the
     output is a single tensor."""
@@ -257,6 +259,7 @@ def _critics(
         output_gradients=(_gradient_of(whole)[..., index],),
         backward=lambda: whole.backward_operations,
         action_gradient=None if to_inputs is None else to_inputs.numpy()[..., first_action:],
+        row_axis=1,
     )
 
 
