@@ -296,7 +296,7 @@ def _print_hydra_help() -> int:
 
     before, sys.argv = sys.argv, ["labrl", "--hydra-help"]
     try:
-        hydra.main(version_base=None, config_path=None)(lambda cfg: None)()
+        hydra.main(config_path=None)(lambda cfg: None)()
     finally:
         sys.argv = before
     return DONE

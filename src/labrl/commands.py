@@ -23,7 +23,6 @@ from labrl.config.compose import (
     new_folder,
     origins,
     prepare,
-    set_hydra,
 )
 from labrl.config.keys import is_hydras, written
 from labrl.config.presets import choices_of, hydra_options
@@ -329,7 +328,6 @@ def _show(command: Command) -> int:
         sys.stdout.flush()  # The check takes seconds, because it imports PyTorch.
         compose_run(command.overrides, command.config_dir, command.typed)
     elif command.own:  # Agents and environments of labrl may lack values, but have no wrong ones.
-        set_hydra(cfg)
         resolved(compose(command.own), choices_of(cfg.hydra)["agent"])
     return DONE
 

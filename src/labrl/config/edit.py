@@ -99,8 +99,9 @@ def _choose(cfg: DictConfig, folder: Path, group: str, option: str, recorded: Se
     own = {key: value for key, value in (content or {}).items() if key != "defaults"}
     path, parents = group.replace("/", "."), (content or {}).get("defaults") or ()
     if "/" in group and all(isinstance(one, str) and "/" not in one for one in parents):  # one component
-        inherited = [read(folder / f"{one}.yaml") for one in parents if one != "_self_"]
-        value = own.get(path.rpartition(".")[2]) if package else {**dict(*inherited), **own} or None
+        for parent in (one for one in parents if one != "_self_"):
+            own = {**(read(folder / f"{parent}.yaml") or {}), **own}
+        value = own.get(path.rpartition(".")[2]) if package else own or None
         OmegaConf.update(cfg, path, value, merge=False, force_add=True)
         return
     if group not in ("wandb", "meta"):
