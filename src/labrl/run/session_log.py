@@ -77,7 +77,7 @@ def print_warnings() -> None:
     """Print warnings on the terminal, those of labrl with `labrl` in place of the name of the module."""
     handler = logging.StreamHandler()
     handler.setFormatter(_TerminalFormatter())
-    logging.basicConfig(handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
 class _TerminalFormatter(RedactingFormatter):
