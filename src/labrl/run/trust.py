@@ -223,7 +223,7 @@ def _is_part(target: str, place: str) -> bool:
     if not isinstance(found, type):
         return False
     home, folder = sys.modules.get(found.__module__), present_trust().config_dir
-    users = folder is not None and _lies_in(getattr(home, "__file__", None), folder)
+    users = folder is not None and home is not None and _lies_in(vars(home).get("__file__"), folder)
     if not users and (not f"{found.__module__}.".startswith(LIBRARIES) or place.startswith(USERS)):
         return False
     kinds = next((kinds for one, kinds in KINDS.items() if fnmatch(place, one)), None)
