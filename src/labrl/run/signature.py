@@ -110,9 +110,8 @@ def _key(create: bool) -> bytes | None:
     with contextlib.suppress(OSError):
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(
-                "wb", dir=path.parent, prefix=".key."
-            ) as whole:  # only its user can read it
+            # Only the user can read this file.
+            with NamedTemporaryFile(mode="wb", dir=path.parent, prefix=".key.") as whole:
                 whole.write(secrets.token_bytes(KEY_BYTES))
                 whole.flush()
                 sync_file(Path(whole.name))
