@@ -73,8 +73,8 @@ class Name(NamedTuple):
     key: str
     value: str
     texts: tuple[str, ...] = ()
-    """All texts of its group of keys. A name that the user has signed is accepted only with the same
-    texts, because the named code receives some of them."""
+    """The texts that the named code receives. A name that the user has signed is accepted only with the same
+    texts."""
 
 
 def check_recorded(
@@ -158,9 +158,10 @@ def _names(node: Any, key: str = "") -> Iterator[Name]:
     """Yield the classes, modules and environments that a configuration, or its part at `key`, names."""
     parts = dict(walk(node, key))
     for full, value in parts.items():
-        last, group = full.rpartition(".")[2], full.partition(".")[0] + "."
+        last = full.rpartition(".")[2]
         if last == "_target_" or (last in ("import_module", "id") and value is not None):
-            texts = (one for place, one in parts.items() if place.startswith(group) and isinstance(one, str))
+            passed = (full.removesuffix("_target_"), "env.make.", "env.kwargs.", "env.id")
+            texts = (one for place, one in parts.items() if place.startswith(passed) and isinstance(one, str))
             yield Name(full, str(value), tuple(texts))
         elif isinstance(value, str) and "${" in re.sub(REFERENCE, "", value):  # may call a function
             yield Name(full, value)
