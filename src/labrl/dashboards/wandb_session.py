@@ -132,11 +132,11 @@ class WandbSession:
                 media[f"videos/{name}"] = Video(str(path), caption=path.stem.replace("_", " "), format="mp4")
             if media:
                 self._log({"frame": self._sent, **media}, self._sent + 1)
-        best = self.folder.checkpoints / "best"
-        if self.wants("best") and (manifest := read_json(best / "manifest.json")):
-            frame, rows = manifest["frame"], self.folder.read_rows("eval")
-            scores = {row["frame"]: row["return_mean"] for row in rows}
-            self._add("best", "model", best, "*", frame=frame, best_return=scores.get(frame))
+        store = self.folder.store()
+        if self.wants("best") and (frame := store.best_frame()) is not None:
+            scores = {row["frame"]: row["return_mean"] for row in self.folder.read_rows("eval")}
+            best = store.path_of(frame)
+            self._add("best", "model", best, "*.*", frame=frame, best_return=scores.get(frame))
         if self.wants("videos"):
             self._add("videos", "videos", self.folder.videos, "*.mp4")
         if report is not None:

@@ -14,12 +14,12 @@ from typing import Any
 from labrl.envs.checked import CheckedEnv
 from labrl.envs.masks import KEY
 from labrl.errors import LabrlError, LostProcessError, described
-from labrl.processes.helper import (
-    HelperError,
-    HelperProcess,
+from labrl.processes.worker import (
     ParentConnection,
     ParentEndedError,
     RemoteError,
+    Worker,
+    WorkerError,
     close_all,
 )
 from labrl.spaces import same
@@ -147,18 +147,18 @@ class Workers:
         self._send(number, method, given)
         return self._receive(number)
 
-    def _start(self, number: int) -> HelperProcess:
+    def _start(self, number: int) -> Worker:
         name = f"the worker process of environment {number}"
-        return HelperProcess(name, _serve, (self._makes[number],))
+        return Worker(name, _serve, (self._makes[number],))
 
     def _send(self, number: int, method: str, given: Any) -> None:
-        with suppress(HelperError):  # the worker has died, which receiving reports
+        with suppress(WorkerError):  # the worker has died, which receiving reports
             self._workers[number].send((method, given))
 
     def _receive(self, number: int) -> Any:
         try:
             answer, error, trace = self._workers[number].receive()
-        except HelperError as lost:
+        except WorkerError as lost:
             raise EnvironmentLostError(str(lost), key="env") from lost.__cause__
         if error is not None:
             raise error from RemoteError(trace)

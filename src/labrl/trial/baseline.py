@@ -22,7 +22,7 @@ from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.errors import DONE, FAILED, BusyFolderError
-from labrl.processes.signals import stop_when_orphaned
+from labrl.processes.signals import when_the_parent_ends
 from labrl.run.atomic import write_json
 from labrl.run.lock import FolderLock
 from labrl.run.run import Run
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     if args.whole:  # The process that waits for the measurement may exit at any time.
-        stop_when_orphaned()
+        when_the_parent_ends()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     path = ensure_baseline(args.folder, args.seconds, args.whole)
     if path is None:
