@@ -12,7 +12,7 @@ from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.config.compose import check_no_search
 from labrl.config.schema import TrialConfig
-from labrl.dashboards import login
+from labrl.dashboards.sender import is_sent
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError, LabrlError, LostProcessError, sentences
 from labrl.memory.workspace import memory_available
@@ -87,7 +87,7 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
-    login.choose_mode(config.wandb)
+    is_sent(config.wandb)
 
 
 def create(

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,7 @@ from labrl.errors import (
     LabrlError,
 )
 from labrl.learning.compute import Compute
-from labrl.processes.follower import Follower
-from labrl.processes.output import INDENT, doing, labeled_output, print_traceback, printing_to
+from labrl.processes.output import INDENT, labeled_output, print_traceback, printing_to
 from labrl.processes.secrets import redact
 from labrl.processes.signals import SAVE, SIGNALS, Stopped, exit_code_of, how_it_ended
 from labrl.run.folder import read_json
@@ -173,12 +172,7 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
         run.update(inexact=list(inexact))
     run.sync()
     done = None
-    with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
-        prepared = None
-        # In an experiment, preparing would take a core from other trials.
-        if config.meta.report and run.experiment is None:
-            prepared = reporting.prepare(run.path)
-            ending.callback(reporting.dismiss, prepared)
+    with shown_on_wandb(config.wandb, run, indices, say):
         if config.meta.max_session == 1:
             if (group := leading()) is not None:
                 run.update(ranks=group.ranks.size)
@@ -200,20 +194,14 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
             with suppress(OSError):  # of a disk that is read-only
                 run.report.unlink()  # so that a kill leaves no outdated report
         run.set_status(_run_status(result), sessions=sessions, videos_due=wants_videos)
-        return result if result.stopped_at_start else _make_files(run, config, result, prepared)
+        return result if result.stopped_at_start else _make_files(run, config, result)
 
 
-def _make_files(
-    run: Run, config: TrialConfig, result: TrialResult, prepared: Follower | None = None
-) -> TrialResult:
-    """Make the videos and the report of a run that has ended, and return its result.
-
-    prepared: the process from `reporting.prepare`, if there is one.
-    """
+def _make_files(run: Run, config: TrialConfig, result: TrialResult) -> TrialResult:
+    """Make the videos and the report of a run that has ended, and return its result."""
     make_videos(run)
     if config.meta.report:
-        doing(reporting.MAKING)
-        result.report = reporting.make_report(run.path, prepared)
+        result.report = reporting.make_report(run.path, config.env)
     if result.error is None and run.errors.lacking:
         result.lacking, result.exit_code = run.errors.summary(run.path), FAILED
     return result

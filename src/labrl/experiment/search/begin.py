@@ -43,9 +43,9 @@ from labrl.run.experiment import Experiment
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
 from labrl.run.trust import check_experiment
-from labrl.trial.baseline import random_return
 from labrl.trial.configuration import check_fit, check_start_from, resolved
 from labrl.trial.create import check
+from labrl.trial.reporting import random_return
 from labrl.trial.summary import say
 from labrl.types import INFO
 
@@ -159,8 +159,8 @@ def _plan(
             "machines join this study by its name",
             "hydra.sweeper.study_name=<name>",
         )
-    baseline = random_return(env, base.env) if measure == "strength" else 0.0
-    if baseline is None:
+    baseline = random_return(env, base.env) if measure == "strength" else None
+    if measure == "strength" and baseline is None:
         raise InputError.unsupported(
             "search.objective=strength",
             "it needs the return of the random policy, which cannot be measured in this environment",
@@ -176,7 +176,7 @@ def _plan(
         budget=base.env.config.max_frame,
         num_sessions=base.meta.max_session,
         seed=asked.seed,
-        random_return=baseline,
+        random_return=0.0 if baseline is None else baseline.mean,
         retries=asked.search.retries,
     )
 
