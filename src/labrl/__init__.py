@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from labrl.experiment.result import SweepResult
+    from labrl.play.policy import Evaluation, LoadedPolicy
     from labrl.run.run import Run
-    from labrl.trial.loading import Evaluation, LoadedPolicy
     from labrl.trial.result import TrialError, TrialResult
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Evaluation": "labrl.trial.loading",
-    "LoadedPolicy": "labrl.trial.loading",
+    "Evaluation": "labrl.play.policy",
+    "LoadedPolicy": "labrl.play.policy",
     "Run": "labrl.run.run",
     "SweepResult": "labrl.experiment.result",
     "TrialError": "labrl.trial.result",
@@ -147,11 +147,11 @@ def load(
 
     let_threads_sleep()
     name_user_and_home()
+    from labrl.play.policy import LoadedPolicy
     from labrl.run.signature import Trust, trusting
-    from labrl.trial.loading import load as load_policy
 
     with trusting(Trust(trust)):
-        return load_policy(run, session, checkpoint)
+        return LoadedPolicy.load(run, session, checkpoint)
 
 
 @_concise

@@ -290,11 +290,11 @@ def _prepare_sessions(count: int) -> None:
 
 def _enjoy(command: Command) -> int:
     """Let the policy of a run play, and return the exit code."""
-    from labrl.trial.showing import enjoy_request
+    from labrl.play.options import enjoy_request
 
     request = enjoy_request(command)
     # Imported late: a wrong request must not wait for PyTorch.
-    from labrl.trial.enjoy import enjoy
+    from labrl.play.enjoy import enjoy
 
     with signals_raise():
         return enjoy(request, command.config_dir)

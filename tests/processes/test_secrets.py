@@ -207,7 +207,7 @@ import labrl.cli, labrl.start
 def fail():
     raise RuntimeError("refused api_key=s3cret")
 labrl.cli.list_envs = fail
-raise SystemExit(labrl.start.envs())
+raise SystemExit(labrl.entry_points.envs())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1

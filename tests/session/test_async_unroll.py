@@ -34,7 +34,7 @@ from labrl.processes.helper import (
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
 from labrl.session import sources
-from labrl.session.run import restored_session
+from labrl.session.main import restored_session
 from labrl.session.session import Session
 from labrl.session.sources import Acted, ActorProcess, WeightsFile
 from labrl.trial.create import check

@@ -33,7 +33,7 @@ from labrl.processes.startup import collect_seldom
 LEAVE_SECONDS = 5.0
 """Seconds that an idle process has to exit before it is killed."""
 
-SESSIONS, TRIALS = "labrl.session.run", "labrl.trial.train"
+SESSIONS, TRIALS = "labrl.session.main", "labrl.trial.train"
 """Modules whose function `carry_out` a worker calls: the first to run a session, the second to train a
 complete trial."""
 

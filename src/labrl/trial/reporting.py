@@ -185,7 +185,7 @@ def _make_videos(folder: Path) -> None:
             run = Run.open(marker.parent)
             if run.read_info().get("videos_due"):
                 # Imported late: environments take a second to import.
-                from labrl.trial.playback import make_videos
+                from labrl.trial.videos import make_videos
 
                 with run.lock():
                     make_videos(run)

@@ -1,7 +1,7 @@
 """`labrl +resume` continues a run in its folder.
 
 `resume` decides which sessions continue; each loads its newest complete checkpoint when it starts
-(`restored_session` in `labrl.session.run`).
+(`restored_session` in `labrl.session.main`).
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.acting import ActingCopy
-from labrl.session.start_from import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
+from labrl.session.transfer import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
-from labrl.trial.loading import LoadedPolicy, load
 from labrl.trial.summary import say
+from labrl.trial.trained import TrainedAgent
 
 KEY = "start_from.run"
 SHOWN = 12
@@ -33,8 +33,8 @@ SHOWN = 12
 class Beginning:
     """The weights that the sessions of a trial start from."""
 
-    sources: Mapping[int, tuple[LoadedPolicy, Learned]]
-    """Policy of another run and its learned weights, for each session by its index."""
+    sources: Mapping[int, tuple[TrainedAgent, Learned]]
+    """Agent of another run and its learned weights, for each session by its index."""
     fit: Fit
 
     def facts(self) -> dict[str, Any]:
@@ -122,18 +122,18 @@ def lacks_beginning(config: TrialConfig, folder: RunSession) -> bool:
     return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
 
 
-def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Learned]:
-    """Return the policy of a session of another run, after closing it, and its learned weights."""
+def _source(config: TrialConfig, session: int | None) -> tuple[TrainedAgent, Learned]:
+    """Return the agent of a session of another run, after closing it, and its learned weights."""
     asked = config.start_from
     assert asked.run is not None
-    policy = load(asked.run, session, asked.checkpoint, "fp32", "start_from")
+    agent = TrainedAgent.load(asked.run, session, asked.checkpoint, "fp32", "start_from")
     try:
-        return policy, Learned.by(policy.agent, policy.transforms)
+        return agent, Learned.by(agent.agent, agent.transforms)
     finally:
-        policy.close()
+        agent.close()
 
 
-def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputError:
+def _refusal(config: TrialConfig, source: TrainedAgent, found: Fit) -> InputError:
     """Return the error that shows a table of the weights that do not fit."""
     rows = [("", "here", "there"), *found.misfits[:SHOWN]]
     more = len(found.misfits) - SHOWN

@@ -41,17 +41,18 @@ from labrl.seeding import session_seed
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.devices import check_machine, visible_gpus
 from labrl.session.interruption import Interruption
-from labrl.session.run import run as run_session
+from labrl.session.main import run as run_session
 from labrl.session.team import forget_shared_weights
 from labrl.session.torchrun import leading
 from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import sees_images
-from labrl.trial import playback, reporting
+from labrl.trial import reporting
 from labrl.trial.create import discarding_refused, recording_failure
 from labrl.trial.past import check_past
 from labrl.trial.result import TrialResult
 from labrl.trial.resume import FinishedError, resume
 from labrl.trial.summary import say
+from labrl.trial.videos import make_videos
 
 _STOPPED = (INTERRUPTED, TERMINATED)
 
@@ -209,7 +210,7 @@ def _make_files(
 
     prepared: the process from `reporting.prepare`, if there is one.
     """
-    playback.make_videos(run)
+    make_videos(run)
     if config.meta.report:
         doing(reporting.MAKING)
         result.report = reporting.make_report(run.path, prepared)

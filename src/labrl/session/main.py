@@ -41,8 +41,8 @@ from labrl.run.session import RunSession, SessionResult
 from labrl.seeding import session_seed
 from labrl.session.devices import available_cpus, threads_per_session
 from labrl.session.session import Session
-from labrl.session.start_from import read_beginning
 from labrl.session.torchrun import Group, Launch, leading
+from labrl.session.transfer import read_beginning
 
 _log = logging.getLogger(__name__)
 
