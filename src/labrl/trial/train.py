@@ -45,13 +45,9 @@ from labrl.session.team import forget_shared_weights
 from labrl.session.torchrun import leading
 from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import sees_images
-from labrl.trial import reporting
 from labrl.trial.create import discarding_refused, recording_failure
-from labrl.trial.past import check_past
 from labrl.trial.result import TrialResult
-from labrl.trial.resume import FinishedError, resume
 from labrl.trial.summary import say
-from labrl.trial.videos import make_videos
 
 _STOPPED = (INTERRUPTED, TERMINATED)
 
@@ -199,6 +195,10 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
 
 def _make_files(run: Run, config: TrialConfig, result: TrialResult) -> TrialResult:
     """Make the videos and the report of a run that has ended, and return its result."""
+    # Imported late: the first step must not wait for what follows the last one.
+    from labrl.trial import reporting
+    from labrl.trial.videos import make_videos
+
     make_videos(run)
     if config.meta.report:
         result.report = reporting.make_report(run.path, config.env)
@@ -294,6 +294,10 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     job, is resumed. Returns the exit code, and the error message if
     the trial as a whole failed.
     """
+    # Imported late: only a worker resumes a run.
+    from labrl.trial.past import check_past
+    from labrl.trial.resume import FinishedError, resume
+
     os.chdir(order["cwd"])
     log = None if order["log"] is None else Path(order["folder"], order["log"])
     with printing_to(log), labeled_output("" if log else order["label"]):
