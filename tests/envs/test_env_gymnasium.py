@@ -172,7 +172,7 @@ def test_exception_of_an_environment_is_raised_unchanged() -> None:
 
 
 def test_worker_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labrl.processes.helper, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(labrl.processes.worker, "LEAVE_SECONDS", 0.1)
     env = make_env(own_env(Lingers, vectorization="async", **UNCHECKED), seed=1, num_threads=2, num_envs=2)
     env.reset()
     env.close()

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -225,30 +225,20 @@ def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     recorded separately.
     """
     found: dict[str, dict[str, None]] = {}
-    for part in chain.from_iterable(map(_parts, code_names(group_config(config)))):
-        module = inspect.getmodule(part)
-        if module is None or not (
-            is_users_file(vars(module).get("__file__") or "<built-in>") or module.__name__ == MAIN
-        ):
-            continue
-        with suppress(OSError, TypeError, SyntaxError, ValueError, RecursionError):
-            source = textwrap.dedent(inspect.getsource(part if module.__name__ == MAIN else module))
-            found.setdefault(module.__name__, {})[ast.unparse(ast.parse(source))] = None
-    return {
-        name: hashlib.sha256("\n".join(parts).encode()).hexdigest()[:7]
-        for name, parts in sorted(found.items())
-    }
-
-
-def _parts(name: str) -> Iterator[Any]:
-    """Yield a class and its base classes, a function, or what makes an environment with this id; `name` may
-    also be the name of a module."""
-    if name in sys.modules:
-        yield sys.modules[name]
-    for target in [name, *(one.replace(":", ".") for one in entry_points(name))]:
+    names = code_names(group_config(config))
+    parts: list[Any] = [sys.modules[name] for name in names if name in sys.modules]
+    for name in chain(names, *([one.replace(":", ".") for one in entry_points(name)] for name in names)):
         with suppress(TargetError):
-            made = load_target(target)
-            yield from inspect.getmro(made) if inspect.isclass(made) else (made,)
+            made = load_target(name)
+            parts += inspect.getmro(made) if inspect.isclass(made) else (made,)
+    for part in parts:
+        module = inspect.getmodule(part)
+        own = module is not None and is_users_file(vars(module).get("__file__") or "<built-in>")
+        with suppress(OSError, TypeError, SyntaxError, ValueError, RecursionError):
+            if module is not None and (own or module.__name__ == MAIN):
+                source = textwrap.dedent(inspect.getsource(part if module.__name__ == MAIN else module))
+                found.setdefault(module.__name__, {})[ast.unparse(ast.parse(source))] = None
+    return {name: hashlib.sha256("\n".join(found[name]).encode()).hexdigest()[:7] for name in sorted(found)}
 
 
 def describe_code() -> Repositories:
@@ -294,13 +284,20 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
-    changes, secrets = _changes(root) if commit else ("", [])
+    changes = _changes(root) if commit else ""
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if changes is None or listed is None:
         facts["incomplete"] = "git gave no answer"
-    diff, left_out = (changes or "")[:MAX_DIFF], []
+    diff, left_out, secrets = "", list[str](), list[str]()
+    for part in re.split(r"^(?=diff --git )", changes or "", flags=re.MULTILINE):
+        changed = re.match(r"diff --git a/(.*) b/\1\n", part)
+        if changed and is_secret_file(changed[1], committed=True):
+            secrets.append(changed[1])
+        else:
+            diff += part
     if changes:
-        facts["diff_truncated"] = len(changes) > MAX_DIFF
+        facts["diff_truncated"] = len(diff) > MAX_DIFF
+        diff = diff[:MAX_DIFF]
 
     @functools.cache
     def is_output(folder: str) -> bool:
@@ -331,22 +328,16 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     return facts, redact_diff(diff)
 
 
-def _changes(root: Path) -> tuple[str | None, list[str]]:
-    """Return the diff of tracked files (None if git fails) and the names of files that the diff omits because
-    of secrets."""
+def _changes(root: Path) -> str | None:
+    """Return the diff of tracked files, for which git runs no filters; None if git fails."""
     settings = _git(root, "config", "--name-only", "--get-regexp", r"^filter\.") or ""
     drivers = {key.rpartition(".")[0] for key in settings.splitlines()}
     if any("=" in driver for driver in drivers):  # which no option could turn off
-        return None, []
-    off = {"clean": "", "process": "", "required": "false"}
-    filters = [part for one in sorted(drivers) for key in off for part in ("-c", f"{one}.{key}={off[key]}")]
-    changes = _git(root, *filters, *_DIFF, "HEAD")
-    names = re.findall(r"^diff --git a/(.*) b/\1$", changes or "", re.MULTILINE)
-    secrets = [name for name in names if is_secret_file(name, committed=True)]
-    if secrets:
-        left_out = [f":(exclude,literal){name}" for name in secrets]
-        changes = _git(root, *filters, *_DIFF, "HEAD", "--", ".", *left_out)
-    return changes, secrets
+        return None
+    off = ("clean=", "process=", "required=false")
+    return _git(
+        root, *(part for one in drivers for key in off for part in ("-c", f"{one}.{key}")), *_DIFF, "HEAD"
+    )
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

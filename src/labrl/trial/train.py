@@ -30,8 +30,8 @@ from labrl.learning.compute import Compute
 from labrl.processes.output import INDENT, labeled_output, print_traceback, printing_to
 from labrl.processes.secrets import redact
 from labrl.processes.signals import SAVE, SIGNALS, Stopped, exit_code_of, how_it_ended
-from labrl.run.folder import read_json
-from labrl.run.run import Run, RunStatus
+from labrl.run.folder import Status, read_json
+from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
 from labrl.run.session_log import print_warnings
 from labrl.run.signature import Trust, trusting
@@ -279,7 +279,7 @@ def _read_result(
     return SessionResult(**{**known, "status": "failed", "error": error})
 
 
-def _run_status(result: TrialResult) -> RunStatus:
+def _run_status(result: TrialResult) -> Status:
     if result.exit_code:
         return "failed" if result.exit_code == FAILED else "interrupted"
     return "pruned" if any(session.status == "pruned" for session in result.sessions) else "finished"

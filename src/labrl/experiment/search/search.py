@@ -34,7 +34,8 @@ from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment
 from labrl.run.atomic import write_atomic
-from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord, TrialStatus
+from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord
+from labrl.run.folder import Status
 from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
 from labrl.run.session import RunSession
@@ -44,7 +45,7 @@ from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say
 
-STATUS: dict[TrialState, TrialStatus] = {
+STATUS: dict[TrialState, Status] = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
     TrialState.COMPLETE: "finished",
