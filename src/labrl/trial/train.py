@@ -24,7 +24,8 @@ from labrl.errors import (
     FAILED,
     INTERRUPTED,
     TERMINATED,
-    LabrlError,
+    answer_to,
+    described,
 )
 from labrl.learning.compute import Compute
 from labrl.processes.output import INDENT, labeled_output, print_traceback, printing_to
@@ -316,9 +317,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
             over = Run.open(order["folder"]).recorded_status in ("finished", "pruned")
             return DONE if over else stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED, None
         except Exception as error:
-            own = not isinstance(error, LabrlError) or error.__cause__ is not None
-            if order["full_error"] or (log and own):
+            answer = answer_to(error)
+            if order["full_error"] or (log and (answer is not error or error.__cause__)):
                 print_traceback(error, INDENT if log else "")
-            if isinstance(error, LabrlError):
-                return error.exit_code, str(error)
-            return FAILED, redact(f"{type(error).__name__}: {error}")
+            return (FAILED, redact(described(error))) if answer is None else (answer.exit_code, str(answer))
