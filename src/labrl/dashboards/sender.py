@@ -124,10 +124,12 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
 def _started(config: WandbConfig, run: Run, sessions: Sequence[int]) -> Follower | None:
     order = {"folder": str(run.path), "options": dataclasses.asdict(config), "sessions": list(sessions)}
     try:
-        return Follower("labrl.dashboards.wandb_session", json.dumps(order), output=run.path / LOG)
+        process = Follower("labrl.dashboards.wandb_session", output=run.path / LOG)
     except OSError as error:
         _log.warning("the process for Weights & Biases cannot start, but training continues: %s", error)
         return None
+    process.tell(json.dumps(order))
+    return process
 
 
 def _finish(

@@ -1,7 +1,8 @@
 """`python -m labrl.dashboards.wandb_session`: send sessions to W&B while other processes train them.
 
-`labrl.dashboards.sender` starts this process, and writes a line `end` to its standard input when the trial is
-over. If the input ends without this line, the trial was killed, and the process exits at once.
+`labrl.dashboards.sender` starts this process, and writes to its standard input: first a line of JSON with
+what to send, then a line `end` when the trial is over. If the input ends without this line, the trial was
+killed, and the process exits at once.
 """
 
 from __future__ import annotations
@@ -251,7 +252,8 @@ def main() -> None:
         signal.signal(ours, signal.SIG_IGN)  # the trial receives the signal too, and reports its end
     logging.basicConfig(level=logging.INFO)
     logging.getLogger().handlers[0].setFormatter(RedactingFormatter("%(asctime)s %(message)s"))
-    order = json.loads(sys.argv[1])
+    orders = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered, for select)
+    order = json.loads(orders.readline() or b"null") or sys.exit(1)
     run, options = Run.open(order["folder"]), order["options"]
     sessions: list[WandbSession] = []
     mode = options["mode"]
@@ -261,11 +263,11 @@ def main() -> None:
         sessions.append(session)
         mode = session.mode  # if the server cannot be reached, wait for it only once
     patience = 0.0  # rows may have arrived while the sessions started
-    while not select.select([sys.stdin], [], [], patience)[0]:
+    while not select.select([orders], [], [], patience)[0]:
         for session in sessions:
             session.attempt(session.update)
         patience = POLL_SECONDS
-    if sys.stdin.readline().strip() != "end":
+    if orders.readline().strip() != b"end":
         os._exit(1)
     report: Path | None = run.report if "report" in options["artifacts"] and run.report.exists() else None
     for session in sessions:
