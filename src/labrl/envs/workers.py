@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from labrl.envs.checked import CheckedEnv
 from labrl.envs.masks import KEY
+from labrl.envs.subenv import SubEnv
 from labrl.errors import LabrlError, LostProcessError, described
 from labrl.processes.worker import (
     ParentConnection,
@@ -51,7 +51,7 @@ class Workers:
     """
 
     def __init__(
-        self, makes: Sequence[Callable[[], CheckedEnv]], at_once: int, restarts: int = 0, name: str = ""
+        self, makes: Sequence[Callable[[], SubEnv]], at_once: int, restarts: int = 0, name: str = ""
     ) -> None:
         """Start the processes and wait until all have made their environment.
 
@@ -99,7 +99,7 @@ class Workers:
             try:
                 return attempt()
             except Exception as error:
-                # Answers that do not fit would not fit again.
+                # labrl's own refusals would be repeated.
                 final = isinstance(error, LabrlError) and not isinstance(error, EnvironmentLostError)
                 if not (final or self._left[number]) and self._restarts:
                     error.add_note(f"env.restarts={self._restarts} is used up")
@@ -165,7 +165,7 @@ class Workers:
         return answer
 
 
-def _serve(session: ParentConnection, make: Callable[[], CheckedEnv]) -> None:
+def _serve(session: ParentConnection, make: Callable[[], SubEnv]) -> None:
     """Make an environment in a worker process, and call its methods as the session asks."""
     env = None
     try:

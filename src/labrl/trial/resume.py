@@ -124,7 +124,7 @@ def continue_config(
         raise refusal(found, f"+resume={run.path}")
     if not found and not force:
         again = shlex.join(["labrl", *origin.overrides])
-        refuse_idle(resolve(held), frame, run.config["env"]["max_frame"], again)
+        refuse_idle(resolve(held), frame, int(run.config["env"]["max_frame"]), again)
     return held, found
 
 

@@ -17,7 +17,6 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
-from labrl.run.session import RunSession
 from labrl.session.acting import ActingCopy
 from labrl.session.transfer import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
@@ -69,15 +68,13 @@ class Beginning:
         say("; ".join(lines))
 
 
-def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | None:
-    """Return the weights that some sessions of a trial start from; None without `start_from.run`.
+def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning:
+    """Return the weights that some sessions of a trial start from.
 
     numbers: indices of the sessions. Raises InputError if there is no such run or checkpoint, or if weights
     do not fit.
     """
     asked = config.start_from
-    if asked.run is None:
-        return None
     # The learned weights of each session of the other run.
     if asked.session == "same":
         sources = {index: _source(config, index) for index in numbers}
@@ -114,12 +111,6 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
         why = f"no weights of session {first.session} fit"
         raise InputError.about(place, why, other, code="contradiction")
     return Beginning(sources, found)
-
-
-def lacks_beginning(config: TrialConfig, folder: RunSession) -> bool:
-    """Return whether a session still needs the weights of another run because its folder does not contain
-    them."""
-    return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
 
 
 def _source(config: TrialConfig, session: int | None) -> tuple[TrainedAgent, Learned]:
