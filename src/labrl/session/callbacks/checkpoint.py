@@ -223,6 +223,9 @@ class Checkpoint(Callback):
         assert self._store is not None, "start() comes before step()"
         # A power failure must not lose rows that the checkpoint counts as written.
         with folder.errors.tolerated(folder.checkpoints):
+            for table in (folder.train_csv, folder.eval_csv):
+                if table in folder.errors.lacking:  # the checkpoint would count rows that do not exist
+                    raise folder.errors.lacking[table]
             for path in (folder.train_csv, folder.eval_csv, folder.path, *folder.replay.glob("**")):
                 sync_file(path)
             self._store.write(frame, packed, **how)
