@@ -63,7 +63,7 @@ def measure(trials: int, seed: int) -> Measured:
             for log in home.glob("machine_*/ran")
             for line in log.read_text().splitlines()
         )
-        if any(codes) or [number for number, *_ in ran] != list(range(trials)):
+        if any(codes) or [number for number, *_ in ran] != list(range(len(ran))) or len(ran) < trials:
             raise RuntimeError(f"machines ended with {codes}, {len(ran)} of {trials} trials were started")
     finally:
         shutil.rmtree(home, ignore_errors=True)
@@ -114,11 +114,11 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     from labrl.experiment.local import WorkersLauncher
     from labrl.experiment.machine import Need
     from labrl.experiment.scheduler import Outcome
-    from labrl.experiment.search.pruners import NoPruner
+    from labrl.experiment.search.objective import Objective
+    from labrl.experiment.search.options import NoPruner, SearchConfig, Settings
     from labrl.experiment.search.search import Search
     from labrl.experiment.search.space import Recipe, Space
-    from labrl.experiment.search.storage import StudyStorage, silence
-    from labrl.experiment.search.study import Plan, Study
+    from labrl.experiment.search.study import Study
     from labrl.run.experiment import Experiment
 
     class Workers(WorkersLauncher):
@@ -129,34 +129,41 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
                 (number, Outcome(status="finished", exit_code=0)) for number, _ in super().answers(seconds)
             ]
 
-    silence()
     overrides = [
         "agent.lr=tag(log, interval(1e-5, 1e-2))",
         "agent.epochs=range(1, 9)",
         "agent.gamma=choice(0.9, 0.99)",
     ]
-    plan = Plan(
-        name="scheduling",
-        space=Space.of({}, {}, overrides),
-        measure="final_return",
-        direction="maximize",
-        pruner=NoPruner(kind="none"),
-        total=trials,
-        budget=1000,
-        num_sessions=1,
-        seed=seed,
+    settings = Settings(
+        sampler={"_target_": "optuna.samplers.TPESampler"},
+        direction=None,
+        storage=url,
+        study_name="scheduling",
+        n_trials=trials,
+        n_jobs=1,
+        max_failure_rate=0,
+        params=None,
     )
+    options = SearchConfig(
+        space={},
+        objective="final_return",
+        pruner=NoPruner(kind="none"),
+        confirm=None,
+        max_failure_rate=0,
+        retries=0,
+    )
+    space = Space.of({}, {}, overrides)
     experiment = Experiment.begin(home, "search", [])
     with experiment.lock():
-        sampler = {"_target_": "optuna.samplers.TPESampler"}
-        study = Study(StudyStorage(url, home), plan, sampler, home)
-        recipe = Recipe(plan.space, {"agent": "ppo", "env": "cartpole"}, [])
-        one = Search(study, recipe, experiment, str, Need(1, None), max_failure_rate=0)
+        objective = Objective("final_return")
+        study = Study(home, settings, options.pruner, space, objective, budget=1000, every=100, seed=seed)
+        recipe = Recipe(space, {"agent": "ppo", "env": "cartpole"}, [])
+        one = Search(study, recipe, experiment, str, Need(1, None), options, max_failure_rate=0)
         launcher = Workers()
         launcher.work = "benchmarks.scheduling"
         stub: Any = Stub(home / "ran")
         launcher.planner, launcher.cores = stub, 1
-        return one.run(launcher, None)[0]
+        return one.run(launcher)[0]
 
 
 @contextlib.contextmanager

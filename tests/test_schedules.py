@@ -284,11 +284,11 @@ def test_wrong_schedule_is_refused_with_its_key(overrides: list[str], code: str,
 def test_network_part_with_a_kind_is_merged_but_a_pruner_is_replaced() -> None:
     recurrent = to_plain(compose(["agent=recurrent_ppo", "agent/network=lstm"]))["agent"]["network"]["torso"]
     assert (recurrent["kind"], "hidden_size" in recurrent) == ("lstm", True)
-    pruner = "{kind: median, n_startup_trials: 3, n_startup_rows: 1}"
+    pruner = "{kind: median, n_startup_trials: 3, n_warmup_steps: 1}"
     typed = resolve(compose([f"search.pruner={pruner}"])).search.pruner
     assert (typed.kind, vars(typed)) == (
         "median",
-        {"kind": "median", "n_startup_trials": 3, "n_startup_rows": 1},
+        {"kind": "median", "n_startup_trials": 3, "n_warmup_steps": 1},
     )
 
 

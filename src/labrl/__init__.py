@@ -59,17 +59,20 @@ def _concise(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        from labrl.errors import LabrlError
+        from labrl.errors import LabrlError, answer_to
         from labrl.processes.output import full_error
 
         try:
             return function(*args, **kwargs)
-        except LabrlError as error:
-            own = error.code in ("target", "environment") and not isinstance(error.__cause__, LabrlError)
-            if own or full_error():
+        except Exception as error:
+            answer = answer_to(error)
+            if answer is None or (answer is not error and answer.code == "target"):
                 raise
-            error.__context__ = None
-            raise error.with_traceback(None) from None
+            own = answer.code in ("target", "environment") and not isinstance(error.__cause__, LabrlError)
+            if own or full_error():
+                raise answer from (error.__cause__ if answer is error else error)
+            answer.__context__ = None
+            raise answer.with_traceback(None) from None
 
     return call  # type: ignore[return-value]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, LabrlError
-from labrl.processes.output import full_error, print_error, steady_output
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT
+from labrl.processes.output import full_error, print_failure, steady_output
 from labrl.processes.signals import Stopped, signals_raise
 from labrl.processes.startup import check_here
 
@@ -266,8 +266,8 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
         try:
             check_here()
             code = command()
-        except LabrlError as error:
-            code = print_error(error, full_error())
+        except Exception as error:
+            code = print_failure(error, full_error())
         except KeyboardInterrupt as stop:
             # The notes of the exception say how to resume.
             print("; ".join([f"{name}: interrupted", *vars(stop).get("__notes__", [])]), file=sys.stderr)

@@ -27,8 +27,8 @@ from labrl.config.compose import (
 from labrl.config.keys import is_hydras, written
 from labrl.config.presets import choices_of, hydra_options
 from labrl.envs.games import check_environment
-from labrl.errors import DONE, FAILED, InputError, LabrlError
-from labrl.processes.output import doing, print_traceback, print_unexpected
+from labrl.errors import DONE, InputError
+from labrl.processes.output import doing
 from labrl.processes.script import begin
 from labrl.processes.signals import signals_raise
 from labrl.processes.startup import check_here, let_threads_sleep, name_user_and_home
@@ -72,15 +72,7 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int:
         if command.multirun:
             return run_experiment(command, full_error)[1]
         print_warnings()
-        try:
-            result = run_trial(command)
-        except LabrlError:
-            raise
-        except Exception as error:
-            if full_error:
-                print_traceback(error)
-            print_unexpected(error, "the run")
-            return FAILED
+        result = run_trial(command)
     from labrl.trial.summary import print_summary  # imported late: a misspelled key must not wait for it
 
     print_summary(result)
@@ -200,7 +192,7 @@ def run_experiment(command: Command, full_error: bool) -> tuple[Path, int]:
             return sweep_grid(cfg, trials, launcher, earlier)
         from labrl.experiment.search.checks import check_search, settings_of
 
-        check_search(cfg, own)
+        check_search(cfg)
         settings_of(cfg)
         # Imported late, so that wrong input is reported without waiting for Optuna and torch.
         from labrl.experiment.search.begin import search

@@ -167,10 +167,10 @@ def test_name_and_group_can_be_configured(tmp_path: Path) -> None:
 
 def test_artifacts_are_the_best_model_the_videos_and_the_report(tmp_path: Path) -> None:
     trial = Trial(tmp_path / "run", "wandb.artifacts=[best,report,videos]")
-    best, videos = trial.session.checkpoints / "best", trial.session.path / "videos"
-    for path in (best / "manifest.json", best / "state.pt", videos / "last.mp4", trial.run.path / "r.html"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"frame": 200}')
+    trial.session.store().save(200, {}, best=True)
+    trial.session.videos.mkdir()
+    for path in (trial.session.videos / "last.mp4", trial.run.path / "r.html"):
+        path.touch()
     trial.end()
     sender = trial.send_to_wandb()
     finish(sender, report=trial.run.path / "r.html")

@@ -41,7 +41,7 @@ from labrl.envs.make import info_keys, make_env
 from labrl.envs.solo import SoloEnv
 from labrl.envs.vector import VectorEnv
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.objective import intermediate_values, trial_value
+from labrl.experiment.search.objective import Objective
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 from labrl.run.tables import CsvTable
@@ -333,11 +333,11 @@ def test_objective_of_a_search_may_be_a_number(tmp_path: Path) -> None:
         path.mkdir(exist_ok=True)
         row = {"frame": frame, "return_mean": 1.0, "wall": 1.0, "info/success": success}
         CsvTable(path / "eval.csv").append(row)
-    assert trial_value(tmp_path, "info/success", 1) == 0.7
-    assert trial_value(tmp_path, "final_return", 1) == 1.0
-    assert intermediate_values(tmp_path, "info/success", 1) == {20: 0.2, 90: 0.5, 100: 0.7}
+    assert Objective("info/success").value(tmp_path) == 0.7
+    assert Objective("final_return").value(tmp_path) == 1.0
+    assert Objective("info/success").reports(tmp_path) == {20: 0.2, 90: 0.5, 100: 0.7}
     write_eval(tmp_path / "other", 10, 1.0)
-    assert trial_value(tmp_path / "other", "info/success", 1) is None
+    assert Objective("info/success").value(tmp_path / "other") is None
 
 
 def test_search_for_a_number_that_is_not_recorded_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

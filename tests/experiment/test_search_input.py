@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 import shlex
@@ -13,7 +12,7 @@ from optuna.samplers import TPESampler
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.errors import WRONG_INPUT, install_command
+from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.begin import check_ready, check_space, unwatched
 from labrl.experiment.search.space import BEST, Recipe, Space
 
@@ -28,76 +27,42 @@ pytestmark = pytest.mark.usefixtures("own_folder")
     ("overrides", "expected"),
     [
         (["agent.lrr=interval(0.1, 1)"], ["agent.lrr", "agent.lr?"]),
-        (["agent.lr=interval(-1.0, 1.0)"], ["agent.lr=interval(-1.0, 1.0)"]),
-        (["agent.epochs=interval(1,4)"], ["'agent.epochs=int(interval(1,4))'"]),
-        (["agent.epochs=tag(log, interval(1,4))"], ["'agent.epochs=tag(log, int(interval(1,4)))'"]),
-        (["agent.lr=choice(1e-3, a)"], ["agent.lr=choice(1e-3, a)"]),
-        (
-            ["agent.network.torso.mlp.hidden=choice([64], [64, x])"],
-            ["agent.network.torso.mlp.hidden[1]", "'x'"],
-        ),
-        (
-            ["agent.lr=choice(1e-3, {kind: liner, start: 1, end: 0, horizon: 9})"],
-            ["agent.lr.kind", "liner", "linear"],
-        ),
-        (["agent.normalize_advantage=choice(true, yes please)"], ["agent.normalize_advantage"]),
-        (["env.num_envs=choice(8, 4, 0)"], ["env.num_envs", "0"]),
-        (["+agent.lrate=choice(1, 2)"], ["+agent.lrate=choice(1, 2)"]),
-        (["~agent.lr", "+agent.lr=choice(1e-3, a)"], ["agent.lr"]),
-        (["agent/network=choice(auto, mpl)"], ["agent/network=mpl", "mlp"]),
+        (["agent.lr=interval(-2.0, -1.0)"], ["agent.lr"]),
+        (["agent.epochs=interval(1,4)"], ["agent.epochs"]),
+        (["agent.lr=choice(a, b)"], ["agent.lr"]),
+        (["agent/network=choice(mpl, auto)"], ["mpl", "mlp"]),
+        (["+agent.lrate=choice(1, 2)"], ["agent.lrate"]),
+        (["~agent.lr", "+agent.lr=choice(a, 1e-3)"], ["agent.lr"]),
         (["agent.lr=interval(2, 1)"], ["agent.lr=interval(2, 1)"]),
         ([LR, "meta.num_cpus=9999"], ["meta.num_cpus"]),
         ([LR, "meta.num_cpus=9999", "hydra.sweeper.n_jobs=2"], ["meta.num_cpus"]),
-        (
-            ["agent=choice(ppo, dqn)", "agent.clip_range=interval(0.1, 0.3)"],
-            ["agent.clip_range", "agent=ppo "],
-        ),
-        (
-            ["agent.horizon=choice(32, 64)", "agent=choice(a2c, dqn, ppo)"],
-            ["agent.horizon", "agent=choice(a2c, dqn, ppo)", "agent=a2c, agent=ppo", "agent=dqn"],
-        ),
-        (["agent=choice(dqn, ppo)", "agent.memory.capacity=50000"], ["agent=ppo: agent.memory.capacity"]),
         ([LR, "hydra.sweeper.custom_search_space=a.b"], ["hydra.sweeper.custom_search_space"]),
         ([], ["search=ppo"]),
         (
             ["search=ppo", "agent=dqn"],
-            [
-                *("search=ppo", "agent=dqn", "search=dqn", "agent.horizon", "agent.epochs"),
-                *("agent.gae_lambda", "agent.clip_range", "agent.entropy_coef"),
-            ],
+            ["agent.horizon"],
         ),
         (["search=ppo,dqn"], ["search=ppo,dqn"]),
         ([LR, "search/pruner=asha,none"], ["search/pruner=asha,none"]),
         (["agent.lr=tag(logg, interval(1e-4, 1e-2))"], ["logg"]),
         (["agent.lr=loguniform(1e-4,1e-2)"], ["agent.lr"]),
-        (["search=dqn", "agent=choice(dqn, reinforce)"], ["search=dqn", "agent=reinforce"]),
         (["search=dqn", "agent.clip_range=interval(0.1, 0.2)"], ["agent.clip_range"]),
         (
             [LR, "meta.eval_frequency=1e6"],
             ["search/pruner=asha", "meta.eval_frequency=1000000", "search/pruner=none"],
         ),
         (
-            [LR, "env.max_frame=2e4", "search.pruner.grace_period=19999"],
-            ["search.pruner.grace_period=19999", "env.max_frame=20000"],
+            [LR, "env.max_frame=2e4", "search.pruner.min_resource=19999"],
+            ["search.pruner.min_resource=19999", "env.max_frame=20000"],
         ),
         (
-            [LR, "search/pruner=median", "search.pruner.n_startup_rows=1e6"],
-            ["search.pruner.n_startup_rows=1000000"],
+            [LR, "search/pruner=median", "search.pruner.n_warmup_steps=1e6"],
+            ["search.pruner.n_warmup_steps=1000000"],
         ),
         ([LR, "search/pruner=median", "search.pruner.startup_trials=3"], ["n_startup_trials"]),
         (
             [LR, "search/pruner=median", "search.pruner.n_startup_trials=99"],
             ["search.pruner.n_startup_trials"],
-        ),
-        ([LR, "search/pruner=wilcoxon"], ["meta.max_session=1", "meta.max_session=4", "search/pruner=asha"]),
-        (
-            [LR, "search/pruner=wilcoxon", "meta.max_session=5", "search.pruner.p_threshold=0.02"],
-            ["meta.max_session=5", "search.pruner.p_threshold=0.02", "meta.max_session=6"],
-        ),
-        ([LR, "search/pruner=wilcoxon", "search.pruner.p_threshold=0"], ["search.pruner.p_threshold"]),
-        (
-            [LR, "search/pruner=wilcoxon", "meta.max_session=5", "meta.eval_frequency=1e6"],
-            ["search/pruner=wilcoxon", "meta.eval_frequency=1000000"],
         ),
         ([LR, "search.objective=[final_return,wall]"], ["search.objective", "one objective"]),
         ([LR, "search.objective=reward"], ["search.objective", "final_return"]),
@@ -111,11 +76,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
             [LR, "hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"],
             ["hydra.sweeper.storage=study.db", "sqlite:///<file>"],
         ),
-        ([LR, "hydra.sweeper.storage=sqlite:///study.db"], ["hydra.sweeper.study_name=<name>"]),
-        (
-            [LR, "hydra/sweeper/sampler=nsgaii"],
-            ["hydra.sweeper.sampler", "NSGAIISampler", "hydra/sweeper/sampler=tpe"],
-        ),
+        ([LR, "hydra.sweeper.storage=sqlite:///study.db"], ["hydra.sweeper.study_name"]),
         ([LR, "hydra/sweeper/sampler=grid"], [LR, "agent.lr=choice(...)"]),
         (
             [LR, "hydra/sweeper/sampler=tpe", "hydra.sweeper.sampler.n_startup_trials=many"],
@@ -208,16 +169,6 @@ def test_ready_space_selects_its_agent_presets_and_number_of_trials(name: str) -
     assert cfg.meta.max_trial == 30
     recipe = Recipe(Space.of(cfg.search.space, {}, []), choices, [])
     assert check_space(recipe) == resolve(compose([f"agent={name}", f"env={env}"]))
-
-
-def test_wilcoxon_pruner_without_scipy_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = importlib.util.find_spec
-    absent = lambda name, *more: None if name == "scipy" else found(name, *more)  # noqa: E731
-    monkeypatch.setattr("labrl.experiment.search.checks.find_spec", absent)
-    assert main([*SEARCH, LR, "search/pruner=wilcoxon", "meta.max_session=5"]) == WRONG_INPUT
-    assert install_command("search") in capsys.readouterr().err
 
 
 def test_tpe_models_keys_together_and_knows_running_trials() -> None:

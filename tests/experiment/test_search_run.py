@@ -15,7 +15,7 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
-from search_cases import OVERRIDES, PLAN
+from search_cases import OVERRIDES, study
 
 import labrl.session.callbacks.search
 from labrl.analysis.formats import score
@@ -23,11 +23,9 @@ from labrl.analysis.listing import best_trial, ranked_trials
 from labrl.analysis.search import SearchResult
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.search import break_off, confirmed
-from labrl.experiment.search.storage import StudyStorage
+from labrl.experiment.search.search import confirmed
 from labrl.experiment.search.study import Study
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.experiment import Experiment
 from labrl.run.lock import FolderLock
 from labrl.run.run import Run
 from labrl.session.callbacks.search import ReportToSearch, write_answer
@@ -57,8 +55,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory, output: io.StringIO) -> t
                     "hydra.launcher.n_jobs=1",
                 ),
                 *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
-                *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
-                *("search.pruner.n_startup_trials=0", "search.pruner.n_startup_rows=1"),
+                *("agent.batch_size=choice(64, 77)", "search.pruner.min_resource=256"),
+                "search.pruner.n_startup_trials=0",
             ]
         )
     return home, code
@@ -283,7 +281,7 @@ def test_confirmation_run_counts_only_if_it_finished(tmp_path: Path) -> None:
     for folder, status in zip(folders, ("finished", "interrupted"), strict=True):
         write_run(folder, [rising(100)], status=status)
     one = {"trial": 0, "params": {}, "searched": [1.0], "folders": ["whole", "killed", "never"]}
-    (found,) = confirmed({"seeds": [1, 2, 3], "candidates": [one]}, tmp_path, PLAN)["candidates"]
+    (found,) = confirmed({"seeds": [1, 2, 3], "candidates": [one]}, tmp_path, study(tmp_path))["candidates"]
     assert found["values"][0] is not None
     assert found["values"][1:] == [None, None]
     assert found["mean"] is None
@@ -343,31 +341,23 @@ def test_search_whose_storage_fails_keeps_its_trials_and_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "experiment"
-    report = Study.report
+    should_prune = Study.should_prune
 
     def failing(study: Study, number: int, folder: Path) -> bool:
         if number == 1:
             raise StorageInternalError("in general") from OSError("the disk is full")
-        return report(study, number, folder)
+        return should_prune(study, number, folder)
 
-    monkeypatch.setattr(Study, "report", failing)
+    monkeypatch.setattr(Study, "should_prune", failing)
     overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=2", "hydra.launcher.n_jobs=1"]
     assert main([*overrides, f"hydra.sweep.dir={home}"]) == 1
-    output = capsys.readouterr().out
+    output = capsys.readouterr().err
     assert "the disk is full" in output
     assert f"labrl -m +resume={home}" in output
     assert json.loads((home / "experiment.json").read_text())["status"] == "interrupted"
     (session,) = Run.open(home / "1_ppo_cartpole").sessions
     assert session.checkpoint_frames()
-    monkeypatch.setattr(Study, "report", report)
+    monkeypatch.setattr(Study, "should_prune", should_prune)
     assert main(["-m", f"+resume={home}"]) == 0
     trials = json.loads((home / "experiment.json").read_text())["trials"]
     assert [trial["status"] in ("finished", "pruned") for trial in trials] == [True, True]
-
-
-def test_other_exceptions_are_not_reported_as_storage_failures(tmp_path: Path) -> None:
-    storage = StudyStorage(None, tmp_path)
-    bug = KeyError("a bug")
-    with pytest.raises(KeyError) as raised:
-        break_off(Experiment(tmp_path), storage, bug)
-    assert raised.value is bug

@@ -203,7 +203,7 @@ def test_values_of_secret_variables_are_masked_wherever_they_appear(monkeypatch:
 @pytest.mark.extended
 def test_secret_in_an_unexpected_error_or_in_the_output_of_a_trial_is_masked() -> None:
     program = """
-import labrl.cli, labrl.start
+import labrl.cli, labrl.entry_points
 def fail():
     raise RuntimeError("refused api_key=s3cret")
 labrl.cli.list_envs = fail

@@ -25,7 +25,6 @@ VOCABULARY = (
     "config.schema",
     "config.traits",
     "experiment.search.options",
-    "experiment.search.pruners",
     "dashboards.options",
     "session.options",
     "mistakes.spelling",

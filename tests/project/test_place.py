@@ -17,7 +17,7 @@ import pytest
 
 import labrl.cli
 from labrl.dashboards.sender import has_login
-from labrl.experiment.search.storage import StudyStorage
+from labrl.experiment.search.storage import open_storage, own_url
 from labrl.processes.startup import name_user_and_home
 from labrl.run.experiment import STUDY_FILE
 
@@ -117,6 +117,7 @@ def test_workers_need_no_shared_memory(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_study_is_stored_in_a_folder_with_special_characters(tmp_path: Path) -> None:
     folder = tmp_path / "100%41 ?a=b {c} #d"
-    StudyStorage(None, folder).close()
+    folder.mkdir()
+    open_storage(own_url(folder)).remove_session()
     assert (folder / STUDY_FILE).exists()
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]

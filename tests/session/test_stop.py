@@ -19,7 +19,7 @@ from labrl.analysis.report.build import build
 from labrl.analysis.statistics import trial_statistics
 from labrl.cli import main
 from labrl.errors import InputError
-from labrl.experiment.search.objective import intermediate_values
+from labrl.experiment.search.objective import Objective
 from labrl.run.find import load_run
 from labrl.run.run import Run
 
@@ -171,13 +171,14 @@ def test_stopped_session_keeps_its_last_value_in_a_search(tmp_path: Path) -> Non
     write_session(
         run, 1, rising(100.0)[:5], stop={"key": "meta.patience", "limit": 1, "value": 1, "why": "x"}
     )
-    values = intermediate_values(path, "best_return", 2)
+    objective = Objective("best_return", num_sessions=2)
+    values = objective.reports(path)
     assert list(values) == list(range(100, 1001, 100))
     assert values[500] == pytest.approx(50)
     assert values[1000] == pytest.approx(75)
     write_session(Run.create(tmp_path / "other"), 0, rising(100.0))
     write_session(Run.open(tmp_path / "other"), 1, rising(100.0)[:5])
-    assert list(intermediate_values(tmp_path / "other", "best_return", 2)) == list(range(100, 501, 100))
+    assert list(objective.reports(tmp_path / "other")) == list(range(100, 501, 100))
 
 
 @pytest.mark.parametrize("override", ["meta.patience=0", "meta.stop_at_return=high", "meta.patience=1.5"])

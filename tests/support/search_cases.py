@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import optuna
 from options import options
 
-from labrl.experiment.search.pruners import Pruner
+from labrl.experiment.search.objective import Objective
+from labrl.experiment.search.options import Pruner, Settings
 from labrl.experiment.search.space import Space
-from labrl.experiment.search.storage import StudyStorage
-from labrl.experiment.search.study import Assignment, Plan, Study
+from labrl.experiment.search.study import Study
 from labrl.run.session import RunSession
 from labrl.run.tables import CsvTable
 
@@ -24,17 +24,9 @@ def pruner(kind: str, **changed: Any) -> Pruner:
 
 TPE: dict[str, Any] = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 2}
 
-PLAN = Plan(
-    name="labrl",
-    space=Space.of({}, {}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"]),
-    measure="final_return",
-    direction="maximize",
-    pruner=pruner("asha", grace_period=10, reduction_factor=2, n_startup_trials=0, n_startup_rows=1),
-    total=6,
-    budget=40,
-    num_sessions=1,
-    seed=7,
-)
+SPACE = Space.of({}, {}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"])
+
+TOTAL, BUDGET, EVERY = 6, 40, 10
 
 OVERRIDES = [
     *("env=cartpole", "env.max_frame=1024", "agent.horizon=32", "agent.batch_size=64", "seed=3"),
@@ -47,22 +39,43 @@ OVERRIDES = [
 
 
 def study(
-    home: Path, url: str | None = None, plan: Plan = PLAN, sampler: dict[str, Any] = TPE, **changed: Any
+    home: Path,
+    url: str | None = None,
+    sampler: dict[str, Any] = TPE,
+    space: Space = SPACE,
+    total: int = TOTAL,
+    stops: Pruner | None = None,
+    measure: str = "final_return",
+    num_sessions: int = 1,
+    direction: Any = None,
 ) -> Study:
-    """Open a study in the folder `home`, which is created; changed: changed fields of the plan.
-
-    The default storage is a journal because it is created faster than a database.
-    """
+    """Open a study in the folder `home`, which is created. stops: the pruner; None: median, from the first
+    evaluation and the first finished trial on."""
     home.mkdir(parents=True, exist_ok=True)
-    url = url or f"journal:///{home / 'study.journal'}"
-    return Study(StudyStorage(url, home), dataclasses.replace(plan, **changed), sampler, home)
+    settings = Settings(
+        sampler=sampler,
+        direction=direction,
+        storage=url,
+        study_name="shared" if url else None,
+        n_trials=total,
+        n_jobs=None,
+        max_failure_rate=0.5,
+        params=None,
+    )
+    stops = stops or pruner("median", n_startup_trials=1, n_warmup_steps=EVERY)
+    return Study(home, settings, stops, space, Objective(measure, num_sessions), BUDGET, EVERY, seed=7)
 
 
-def next_of(one: Study) -> Assignment:
+def next_of(one: Study) -> optuna.Trial:
     """Return the next trial of a study that must have one left."""
-    assignment = one.next("trial_{}".format)
-    assert assignment is not None
-    return assignment
+    trial = one.ask()
+    assert trial is not None
+    return trial
+
+
+def folder_of(home: Path, trial: optuna.Trial) -> Path:
+    """Return the run folder of a trial."""
+    return home / f"trial_{trial.number}"
 
 
 def write_eval(folder: Path, frame: int, value: float, session: int = 0) -> None:
@@ -73,18 +86,27 @@ def write_eval(folder: Path, frame: int, value: float, session: int = 0) -> None
 
 
 def worth(params: dict[str, Any]) -> float:
-    """Return the final return of a trial of PLAN with these parameters."""
+    """Return the final return of a trial of SPACE with these parameters."""
     return params["x"] + "abc".index(params["y"]) - abs(params["z"] - 4)
 
 
-def play(one: Study, assignment: Assignment, frames: tuple[int, ...] = (10, 20, 40)) -> str:
-    """Report a trial's evaluation at each of `frames` until it is pruned or finished. Return its status."""
+def play(
+    one: Study, home: Path, trial: optuna.Trial, value: float | None = None, frames: Any = (10, 20, 40)
+) -> bool:
+    """Report a trial's evaluation at each of `frames` until it is pruned or finished. Return whether it was
+    pruned. value: its final return, by default `worth`."""
+    folder = folder_of(home, trial)
     for frame in frames:
-        write_eval(assignment.folder, frame, worth(assignment.params) * frame / 40)
-        if one.report(assignment.number, assignment.folder):
-            return "pruned"
-    one.finish(assignment.number, assignment.folder)
-    return "finished"
+        write_eval(folder, frame, (worth(trial.params) if value is None else value) * frame / 40)
+        if one.should_prune(trial.number, folder):
+            return True
+    one.finish(trial.number, folder)
+    return False
+
+
+def states(one: Study) -> list[str]:
+    """Return the state of each trial."""
+    return [trial.state.name for trial in one.trials()]
 
 
 def history(one: Study) -> list[Any]:

@@ -116,7 +116,7 @@ class WandbSession:
         self.update()
         result = self.folder.read_result() or {"status": "failed"}
         self._wandb.summary.update({key: result[key] for key in _SUMMARY if result.get(key) is not None})
-        wanted, best = self._options["artifacts"], self.folder.checkpoints / "best"
+        wanted, store = self._options["artifacts"], self.folder.store()
         films = sorted(self.folder.videos.glob("*.mp4"))
         if "media" in wanted and films:
             shown = {  # by the first word of their names, best or latest
@@ -125,10 +125,15 @@ class WandbSession:
             }
             self._wandb.log({"frame": self._sent, **shown}, step=self._sent + 1)
             self._sent += 1
-        if "best" in wanted and (manifest := read_json(best / "manifest.json")):
+        if "best" in wanted and (frame := store.best_frame()) is not None:
             scores = {row["frame"]: row["return_mean"] for row in self.folder.read_rows("eval")}
-            frame = manifest["frame"]
-            self._add("best", "model", sorted(best.iterdir()), frame=frame, best_return=scores.get(frame))
+            self._add(
+                "best",
+                "model",
+                sorted(store.path_of(frame).iterdir()),
+                frame=frame,
+                best_return=scores.get(frame),
+            )
         if "videos" in wanted and films:
             self._add("videos", "videos", films)
         if report is not None:

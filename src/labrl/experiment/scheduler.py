@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from labrl.errors import DONE, FAILED, TERMINATED
+from labrl.errors import DONE, FAILED, TERMINATED, first_line
 from labrl.experiment.machine import Need
 from labrl.processes.script import surroundings
 from labrl.run.run import Run
@@ -189,9 +189,13 @@ class RetryingQueue(Queue):
 
     def ended(self, task: Task, outcome: Outcome) -> None:
         """Have a trial continue if its process has died; otherwise, record its outcome."""
-        if not outcome.died and outcome.status != "interrupted":
+        if outcome.status in ("finished", "pruned"):
             self._done(task, outcome)
-        elif not self._interruption.requested:  # Otherwise, a resume continues it.
+        elif self._interruption.requested:
+            return  # A resume continues it, even if the signal arrived where it made the trial fail.
+        elif outcome.status == "failed" and not outcome.died:
+            self._done(task, outcome)
+        else:
             # Imported late: a single run loads this module and must not wait for it.
             from labrl.trial.summary import say
 
@@ -212,8 +216,11 @@ class RetryingQueue(Queue):
         self.done(task, outcome)
 
     def done(self, task: Task, outcome: Outcome) -> None:
-        """Record the outcome of a trial that does not continue."""
-        raise NotImplementedError
+        """Print the failure of a trial that does not continue."""
+        from labrl.trial.summary import say
+
+        if outcome.error:
+            say(f"{task.named} failed: {first_line(outcome.error)}")
 
 
 def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption) -> None:

@@ -24,14 +24,15 @@ from labrl.errors import (
     FAILED,
     INTERRUPTED,
     TERMINATED,
-    LabrlError,
+    answer_to,
+    described,
 )
 from labrl.learning.compute import Compute
 from labrl.processes.output import INDENT, labeled_output, print_traceback, printing_to
 from labrl.processes.secrets import redact
 from labrl.processes.signals import SAVE, SIGNALS, Stopped, exit_code_of, how_it_ended
-from labrl.run.folder import read_json
-from labrl.run.run import Run, RunStatus
+from labrl.run.folder import Status, read_json
+from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
 from labrl.run.session_log import print_warnings
 from labrl.run.signature import Trust, trusting
@@ -45,13 +46,9 @@ from labrl.session.team import forget_shared_weights
 from labrl.session.torchrun import leading
 from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import sees_images
-from labrl.trial import reporting
 from labrl.trial.create import discarding_refused, recording_failure
-from labrl.trial.past import check_past
 from labrl.trial.result import TrialResult
-from labrl.trial.resume import FinishedError, resume
 from labrl.trial.summary import say
-from labrl.trial.videos import make_videos
 
 _STOPPED = (INTERRUPTED, TERMINATED)
 
@@ -199,6 +196,10 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
 
 def _make_files(run: Run, config: TrialConfig, result: TrialResult) -> TrialResult:
     """Make the videos and the report of a run that has ended, and return its result."""
+    # Imported late: the first step must not wait for what follows the last one.
+    from labrl.trial import reporting
+    from labrl.trial.videos import make_videos
+
     make_videos(run)
     if config.meta.report:
         result.report = reporting.make_report(run.path, config.env)
@@ -279,7 +280,7 @@ def _read_result(
     return SessionResult(**{**known, "status": "failed", "error": error})
 
 
-def _run_status(result: TrialResult) -> RunStatus:
+def _run_status(result: TrialResult) -> Status:
     if result.exit_code:
         return "failed" if result.exit_code == FAILED else "interrupted"
     return "pruned" if any(session.status == "pruned" for session in result.sessions) else "finished"
@@ -294,6 +295,10 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     job, is resumed. Returns the exit code, and the error message if
     the trial as a whole failed.
     """
+    # Imported late: only a worker resumes a run.
+    from labrl.trial.past import check_past
+    from labrl.trial.resume import FinishedError, resume
+
     os.chdir(order["cwd"])
     log = None if order["log"] is None else Path(order["folder"], order["log"])
     with printing_to(log), labeled_output("" if log else order["label"]):
@@ -312,9 +317,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
             over = Run.open(order["folder"]).recorded_status in ("finished", "pruned")
             return DONE if over else stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED, None
         except Exception as error:
-            own = not isinstance(error, LabrlError) or error.__cause__ is not None
-            if order["full_error"] or (log and own):
+            answer = answer_to(error)
+            if order["full_error"] or (log and (answer is not error or error.__cause__)):
                 print_traceback(error, INDENT if log else "")
-            if isinstance(error, LabrlError):
-                return error.exit_code, str(error)
-            return FAILED, redact(f"{type(error).__name__}: {error}")
+            return (FAILED, redact(described(error))) if answer is None else (answer.exit_code, str(answer))

@@ -1,15 +1,15 @@
-"""Options of a search: `search` and `hydra.sweeper`."""
+"""Options of a search: `search`, `search.pruner` and `hydra.sweeper`."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from labrl.experiment.search.pruners import Pruner
-from labrl.types import INFO, NonNegativeInt, PositiveInt, Probability
+from labrl.types import INFO, NonNegativeInt, PositiveInt, Probability, whole_number
 
 
 def _measure(name: Any) -> Any:
@@ -28,6 +28,108 @@ Measure = Annotated[str, BeforeValidator(_measure)]
 """`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
 Direction = Literal["minimize", "maximize"]
 """Whether the smallest or the largest value of a measure is the best."""
+
+TwoOrMore = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
+"""An integer of at least 2."""
+
+STARTUP = ((12, 5, 3), (50, 3, 2), (math.inf, 0, 1))
+"""Triples of a number of trials, and the trials and evaluations that come before any pruning in a search of
+fewer trials than this number.
+
+In a small search, every trial matters, and the first trials have few others to be compared with. In a large
+search, many trials run at the same time, and all of them would run to the end if pruning had to wait for the
+first to finish."""
+
+
+@dataclass(kw_only=True)
+class NoPruner:
+    """No pruning: every trial uses its complete budget."""
+
+    kind: Literal["none"]
+    """Name of the pruner."""
+
+
+@dataclass(kw_only=True)
+class StartingPruner:
+    """Base class of pruners, which begin to stop trials once there are enough results to compare."""
+
+    n_startup_trials: NonNegativeInt | None
+    """Number of trials that must have finished before any trial is stopped, >= 0; null: 5 in a search of
+    fewer than 12 trials, 3 in a search of fewer than 50 trials, otherwise 0."""
+
+    def begin(self, total: int, budget: int, every: int) -> tuple[int, int]:
+        """Return the number of finished trials and the frame of a trial before which no trial is stopped.
+
+        total: number of trials of the search; budget: budget of a session in frames; every: frames between
+        evaluations.
+        """
+        _, trials, rows = next(line for line in STARTUP if total < line[0])
+        own = self.n_startup_trials
+        last = (budget - 1) // every * every
+        return trials if own is None else own, self.first_frame(min(rows * every, last), budget)
+
+    def first_frame(self, fitted: int, budget: int) -> int:
+        """Return the frame of a trial before which it is not stopped. fitted: the frame by the size of the
+        search."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class MedianPruner(StartingPruner):
+    """Optuna's `MedianPruner`: stop a trial whose best value so far is worse than the median of the finished
+    trials at the same frame."""
+
+    kind: Literal["median"]
+    """Name of the pruner."""
+    n_warmup_steps: NonNegativeInt | None
+    """Number of frames before which no trial is stopped, >= 0; null: three evaluations in a search of fewer
+    than 12 trials, two in a search of fewer than 50 trials, otherwise one."""
+
+    def first_frame(self, fitted: int, budget: int) -> int:
+        """Return `n_warmup_steps`, or the fitted frame if it is null."""
+        return fitted if self.n_warmup_steps is None else self.n_warmup_steps
+
+
+@dataclass(kw_only=True)
+class Halving(StartingPruner):
+    """Base class of the pruners by successive halving."""
+
+    min_resource: PositiveInt | None
+    """Number of frames before which no trial is stopped, >= 1; for hyperband, in the bracket that stops
+    trials earliest. null: a ninth of the budget, but at least three evaluations in a search of fewer than 12
+    trials, and two in a search of fewer than 50."""
+    reduction_factor: TwoOrMore
+    """Factor by which each rung reduces the number of trials, >= 2; for hyperband also the ratio of the
+    brackets' minimum resources."""
+
+    def first_frame(self, fitted: int, budget: int) -> int:
+        """Return `min_resource`, or the fitted frame if it is null."""
+        return self.min_resource or max(1, budget // 9, fitted)
+
+
+@dataclass(kw_only=True)
+class AshaPruner(Halving):
+    """Optuna's `SuccessiveHalvingPruner`: asynchronous successive halving (Li et al., 2020,
+    arXiv:1810.05934).
+
+    A trial that reaches `min_resource * reduction_factor ** k` frames continues if it is among the best
+    fraction 1 / reduction_factor of the trials that have reached that frame so far.
+    """
+
+    kind: Literal["asha"]
+    """Name of the pruner."""
+
+
+@dataclass(kw_only=True)
+class HyperbandPruner(Halving):
+    """Optuna's `HyperbandPruner`: several successive halvings that differ in their minimum resource (Li et
+    al., 2018, arXiv:1603.06560)."""
+
+    kind: Literal["hyperband"]
+    """Name of the pruner."""
+
+
+Pruner = Annotated[NoPruner | MedianPruner | AshaPruner | HyperbandPruner, Field(discriminator="kind")]
 
 
 @dataclass(kw_only=True)
@@ -52,7 +154,7 @@ class SearchConfig:
     objective: Measure
     """Measure that the search optimizes: its mean over a trial's sessions."""
     pruner: Pruner
-    """Pruner, which stops unpromising trials at their evaluation checkpoints."""
+    """Optuna's pruner, which stops unpromising trials at their evaluation checkpoints."""
     confirm: Confirm | None
     """Confirmation of the best trials on fresh seeds; null: no confirmation."""
     max_failure_rate: Probability

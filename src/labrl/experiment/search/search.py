@@ -1,4 +1,4 @@
-"""A search on this machine: its trials, the confirmation of the best ones, and its results.
+"""A search on this machine: the queue of its trials, the confirmation of the best ones, and the result.
 
 The confirmation runs the best trials on seeds that the search has not used, to rule out luck. It is recorded
 as the entry `confirm` of `experiment.json`, with the fresh `seeds` and the `candidates`. Each candidate has
@@ -14,37 +14,37 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.analysis.formats import number, score
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
-from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError, first_line
+from labrl.config.compose import resolve
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError, first_line
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, recorded, run_queue
-from labrl.experiment.search.objective import trial_value
-from labrl.experiment.search.options import Confirm
-from labrl.experiment.search.pruners import value_at
+from labrl.experiment.search.options import Confirm, SearchConfig
 from labrl.experiment.search.space import BEST, Recipe
-from labrl.experiment.search.storage import StudyStorage
-from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
+from labrl.experiment.search.study import ERROR, HEARTBEAT, MACHINE, Study, is_given_up
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment
 from labrl.run.atomic import write_atomic
-from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord, TrialStatus
+from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord
+from labrl.run.folder import Status
 from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
-from labrl.run.session import RunSession
 from labrl.seeding import derived_seed
-from labrl.session.callbacks.search import write_answer
+from labrl.session.callbacks.search import Pruning
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say
 
-STATUS: dict[TrialState, TrialStatus] = {
+STATUS: dict[TrialState, Status] = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
     TrialState.COMPLETE: "finished",
@@ -55,8 +55,8 @@ STATUS: dict[TrialState, TrialStatus] = {
 RECORD_SECONDS = 1.0
 """Shortest time between two updates of `experiment.json`, in seconds."""
 
-RECORD_SHARE = 0.05
-"""Largest fraction of the time that updates may take. An update takes longer the more trials there are."""
+Confirmation = dict[str, Any]
+"""The entry `confirm` of `experiment.json`."""
 
 
 class Search(RetryingQueue):
@@ -71,65 +71,58 @@ class Search(RetryingQueue):
         experiment: Experiment,
         folder_of: Callable[[int], str],
         need: Need,
+        options: SearchConfig,
         max_failure_rate: float,
     ) -> None:
-        """folder_of: function from the number of a trial to its run folder; need: cores and GPUs of each
-        trial; max_failure_rate: fraction of the trials that may fail."""
-        super().__init__(study.plan.retries, Interruption())
-        self.study, self.recipe, self.experiment = study, recipe, experiment
-        self._folder_of, self._need, self._max_failure_rate = folder_of, need, max_failure_rate
-        self._gave_up = False
-        self._broken: Exception | None = None
-        self._seen: dict[Path, tuple[int, int]] = {}
-        """For the folder of each session that was answered, the size of its evaluation table and its last
-        frame."""
-        self._last_beat = time.monotonic()
-        self._next_record = self._last_beat + RECORD_SECONDS
+        """folder_of: function from the number of a trial to the name of its run folder; need: cores and GPUs
+        of each trial; max_failure_rate: fraction of the trials that may fail."""
+        super().__init__(options.retries, Interruption())
+        self.study, self.recipe, self.experiment, self.options = study, recipe, experiment, options
+        self.need, self._folder_of, self._max_failure_rate = need, folder_of, max_failure_rate
+        self._pruning, self._gave_up = Pruning(), False
+        self._next_beat = self._next_record = time.monotonic() + RECORD_SECONDS
 
-    def run(self, launcher: TrialLauncher, confirm: Confirm | None) -> tuple[int, dict[str, Any] | None]:
+    def run(self, launcher: TrialLauncher) -> tuple[int, Confirmation | None]:
         """Run all trials of the study, then confirm the best.
 
-        confirm: options of the confirmation; None: none. Returns the exit code (FAILED if too many trials
-        failed, or the code of a signal), and the confirmation; None if this machine did not make it. Raises
-        errors of the study's storage after all trials have been saved and ended.
+        Returns the exit code (FAILED if too many trials failed, or the code of a signal), and the
+        confirmation; None if there is none. Raises errors of the study's storage after all trials have been
+        saved and ended.
         """
-        interruption = self._interruption
+        interruption, confirmation = self._interruption, None
         with launcher, interruption:
             run_queue(self, launcher, interruption)
             self.record()
-            if interruption.requested:
-                return interruption.exit_code, None
-            if self._gave_up:
+            if self._gave_up and not interruption.requested:
                 return FAILED, None
-            confirmation = self._confirmed(confirm, launcher)
-            return (interruption.exit_code if interruption.requested else DONE), confirmation
+            if not interruption.requested:
+                confirmation = confirm(self, launcher, interruption)
+        return (interruption.exit_code if interruption.requested else DONE), confirmation
+
+    def check_first(self) -> None:
+        """Draw the first trial of a new study, and raise InputError if one of its values is wrong by itself.
+        A contradiction of several values is left to the trial."""
+        if self.study.trials() or (trial := self.study.ask()) is None:
+            return
+        try:
+            resolve(self.recipe.compose(trial.params))
+        except InputError as error:
+            if error.code != "contradiction":
+                self.study.fail(trial.number, str(error))
+                raise
+        self.left.append(self._task(trial))
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
         """Return a trial to continue after its process died, or the next trial, if there is room."""
-        if self._gave_up or not has_room(self._need):
+        if self._gave_up or not has_room(self.need):
             return None
         if self.left:
             return self.left.pop(0)
-        one = self.study.next(self._folder_of)
-        if one is None:
-            return None
-        return Task(
-            number=one.number,
-            overrides=self.recipe.overrides(one.params, one.seed),
-            folder=one.folder,
-            need=self._need,
-            reports_to=self.experiment.path,
-            log=TRIAL_LOG,
-            attempts=one.attempts,
-            about=_values(one.params),
-        )
-
-    def retried(self, task: Task) -> None:
-        """Record the number of attempts in the study."""
-        self.study.note(task.number, attempts=task.attempts)
+        trial = self.study.ask()
+        return None if trial is None else self._task(trial)
 
     def done(self, task: Task, outcome: Outcome) -> None:
-        """Record the result of a trial in the study."""
+        """Tell the study the result of a trial."""
         if outcome.status == "failed":
             self.study.fail(task.number, outcome.error or "it failed")
         else:
@@ -139,16 +132,14 @@ class Search(RetryingQueue):
     def tick(self, running: Collection[Task]) -> None:
         """Answer the sessions that have evaluated. If due, also record the status of the trials and give a
         heartbeat. Raises errors of the study's storage."""
-        if self._broken is not None:
-            raise self._broken
         for task in running:
             for session in task.folder.glob("session_*"):
-                self._answer(task.number, session)
+                self._pruning.answer(session, partial(self.study.should_prune, task.number, task.folder))
         now = time.monotonic()
         if now > self._next_record:
             self.record()
-        if now - self._last_beat > HEARTBEAT:
-            self._last_beat = now
+        if now > self._next_beat:
+            self._next_beat = now + HEARTBEAT
             self.study.beat()
 
     def states(self, running: Collection[Any]) -> Counter[str]:
@@ -165,8 +156,48 @@ class Search(RetryingQueue):
         """Update `experiment.json` from the study."""
         began = time.monotonic()
         self.experiment.set_trials(map(self.record_of, self.study.trials()))
-        now = time.monotonic()
-        self._next_record = now + max(RECORD_SECONDS, (now - began) / RECORD_SHARE)
+        now = time.monotonic()  # An update takes longer the more trials there are.
+        self._next_record = now + max(RECORD_SECONDS, 20 * (now - began))
+
+    def record_of(self, trial: FrozenTrial) -> TrialRecord:
+        """Return the entry of a trial for `experiment.json`."""
+        own, status = self.study.is_own(trial), STATUS[trial.state]
+        if status == "running" and own and self._interruption.requested:
+            status = "interrupted"
+        host, _, home = trial.user_attrs.get(MACHINE, "").partition(":")
+        folder = self._folder_of(trial.number)
+        given_up = f"its machine, {host}, gave no heartbeat" if is_given_up(trial) else None
+        return TrialRecord(
+            number=trial.number,
+            overrides=self.recipe.overrides(self.params_of(trial), self.study.trial_seed(trial.number)),
+            # For a trial of another machine, the full path.
+            folder=str(Path(home) / folder if home and not own else folder),
+            status=status,
+            error=trial.user_attrs.get(ERROR, given_up),
+            facts={
+                "params": self.params_of(trial),
+                "values": list(trial.values) if trial.values is not None else None,
+                "state": trial.state.name.lower(),
+                "intermediate": [list(pair) for pair in sorted(trial.intermediate_values.items())],
+                "host": host or None,
+            },
+        )
+
+    def params_of(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
+        """Return the values of the searched keys of a trial."""
+        return {key: trial.params[key] for key in self.recipe.space.distributions if key in trial.params}
+
+    def _task(self, trial: optuna.Trial) -> Task:
+        params = self.params_of(trial)
+        return Task(
+            number=trial.number,
+            overrides=self.recipe.overrides(params, self.study.trial_seed(trial.number)),
+            folder=self.experiment.path / self._folder_of(trial.number),
+            need=self.need,
+            reports_to=self.experiment.path,
+            log=TRIAL_LOG,
+            about=values_text(params),
+        )
 
     def _say_end(self, number: int) -> None:
         """Print a line about a trial that has ended. Give up if too many trials have failed."""
@@ -178,105 +209,22 @@ class Search(RetryingQueue):
         match trial.state:
             case TrialState.COMPLETE:
                 what = score(trial.value)
-            case TrialState.PRUNED if frame is None:
-                what = "pruned"
             case TrialState.PRUNED:
-                what = f"{score(trial.value, 1)}, pruned at frame {frame:,}"
+                what = f"{score(trial.value, 1)}, pruned at frame {frame or 0:,}"
                 # The final value of the best trial would be compared with a value of fewer frames.
-                there = value_at(best[0].intermediate_values, frame) if best and frame is not None else None
+                curve = sorted(best[0].intermediate_values.items()) if best else []
+                there = next((value for at, value in curve if at >= (frame or 0)), None)
                 leader += "" if there is None else f", which had {score(there, 1)} at that frame"
             case _:
-                what = f"failed: {first_line(trial.user_attrs.get(FACTS, {}).get('error'))}"
-        say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {_values(trial.params)}")
-        failed = sum(one.state == TrialState.FAIL for one in trials)
-        if failed > self._max_failure_rate * self.study.total and not self._gave_up:
+                what = f"failed: {first_line(trial.user_attrs.get(ERROR))}"
+        say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {values_text(trial.params)}")
+        failed, most = sum(ERROR in one.user_attrs for one in trials), self._max_failure_rate
+        if failed > most * self.study.total and not self._gave_up:
             self._gave_up = True
             say(
                 f"{failed} of {self.study.total} trials have failed, more than "
-                f"search.max_failure_rate={self._max_failure_rate:g} allows, so the search stops"
+                f"search.max_failure_rate={most:g} allows, so the search stops"
             )
-
-    def _confirmed(self, config: Confirm | None, launcher: TrialLauncher) -> dict[str, Any] | None:
-        """Run the best trials on fresh seeds. Return the confirmation; None if this machine does not make
-        it."""
-        study = self.study
-        best = study.best()
-        if config is None or not best or not study.is_complete():
-            return None
-        if not study.claims_confirmation():
-            say("another machine confirms the best trials on fresh seeds")
-            return None
-        entry = to_confirm(config, study)
-        pruned = [f"trial {one['trial']}" for one in entry["candidates"] if one.get("pruned")]
-        top = sum(one["trial"] is not None for one in entry["candidates"])
-        say(
-            f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
-            f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
-            + (
-                f"; includes the pruned {', '.join(pruned)}, because only {len(best)} finished"
-                if pruned
-                else ""
-            )
-        )
-        home, interruption = self.experiment.path, self._interruption
-        runs = [
-            (name, self.recipe.overrides(one["params"], seed, max_session=1))
-            for one in entry["candidates"]
-            for name, seed in zip(one["folders"], entry["seeds"], strict=True)
-        ]
-        tasks = [
-            Task(
-                number=number,
-                overrides=overrides,
-                folder=home / name,
-                need=self._need,
-                log=TRIAL_LOG,
-                label=name,
-            )
-            for number, (name, overrides) in enumerate(runs)
-        ]
-        confirming = ConfirmingRuns(study.plan.retries, interruption, tasks)
-        confirming.shows_progress = self.shows_progress
-        run_queue(confirming, launcher, interruption)
-        return None if interruption.requested else confirmed(entry, home, study.plan)
-
-    def _answer(self, number: int, session: Path) -> None:
-        """Tell a session of a trial whether to stop, if it has evaluated since the last answer."""
-        folder, (size, frame) = RunSession(session), self._seen.get(session, (0, -1))
-        try:
-            now = folder.eval_csv.stat().st_size
-        except OSError:  # no evaluation yet
-            return
-        if now == size:
-            return
-        rows = folder.read_rows("eval")
-        last = int(rows[-1]["frame"]) if rows else -1
-        if last not in (frame, -1):
-            write_answer(session, last, self.study.report(number, session.parent))
-        self._seen[session] = now, last
-
-    def record_of(self, trial: FrozenTrial) -> TrialRecord:
-        """Return the entry of a trial for `experiment.json`."""
-        own = trial.user_attrs.get(FACTS, {})
-        home, status = self.experiment.path, STATUS[trial.state]
-        if status == "running" and own.get("home") == str(home) and self._interruption.requested:
-            status = "interrupted"
-        # For a trial of another machine, the full path.
-        folder = self.study.folder_of(trial) if "folder" in own else Path(self._folder_of(trial.number))
-        return TrialRecord(
-            number=trial.number,
-            overrides=self.recipe.overrides(trial.params, self.study.trial_seed(trial.number)),
-            folder=str(folder.relative_to(home) if folder.is_relative_to(home) else folder),
-            status=status,
-            error=own.get("error"),
-            facts={
-                "params": dict(trial.params),
-                "values": list(trial.values) if trial.values is not None else None,
-                "state": trial.state.name.lower(),
-                "intermediate": [list(pair) for pair in sorted(trial.intermediate_values.items())],
-                "host": own.get("host"),
-            },
-        )
 
 
 def _leader(best: Sequence[FrozenTrial]) -> str:
@@ -284,7 +232,7 @@ def _leader(best: Sequence[FrozenTrial]) -> str:
     return f"best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
 
 
-def _values(params: Mapping[str, Any]) -> str:
+def values_text(params: Mapping[str, Any]) -> str:
     """Return the searched values of a trial in one line."""
     return " ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
@@ -292,7 +240,44 @@ def _values(params: Mapping[str, Any]) -> str:
     )
 
 
-def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
+def confirm(search: Search, launcher: TrialLauncher, interruption: Interruption) -> Confirmation | None:
+    """Run the best trials of a complete study on fresh seeds. Return the confirmation; None if there is
+    none."""
+    study, config, home = search.study, search.options.confirm, search.experiment.path
+    best = study.best()
+    if config is None or not best or not study.is_complete():
+        return None
+    entry = to_confirm(config, study)
+    pruned = [f"trial {one['trial']}" for one in entry["candidates"] if one.get("pruned")]
+    top = sum(one["trial"] is not None for one in entry["candidates"])
+    say(
+        f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
+        f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
+        + (f"; includes the pruned {', '.join(pruned)}, because only {len(best)} finished" * bool(pruned))
+    )
+    runs = [
+        (name, search.recipe.overrides(one["params"], seed, max_session=1))
+        for one in entry["candidates"]
+        for name, seed in zip(one["folders"], entry["seeds"], strict=True)
+    ]
+    tasks = [
+        Task(
+            number=index,
+            overrides=overrides,
+            folder=home / name,
+            need=search.need,
+            log=TRIAL_LOG,
+            label=name,
+        )
+        for index, (name, overrides) in enumerate(runs)
+    ]
+    confirming = RetryingQueue(search.options.retries, interruption, tasks)
+    confirming.shows_progress = search.shows_progress
+    run_queue(confirming, launcher, interruption)
+    return None if interruption.requested else confirmed(entry, home, study)
+
+
+def to_confirm(config: Confirm, study: Study) -> Confirmation:
     """Return the seeds and the candidates of a confirmation, the best trial first.
 
     If fewer trials have finished than `config.top`, the best pruned trials follow, with the frame at which
@@ -301,9 +286,8 @@ def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
     candidates: list[dict[str, Any]] = []
     for trial in [*study.best(), *study.best_pruned()][: config.top]:
         pruned = {"pruned": trial.last_step} if trial.state == TrialState.PRUNED else {}
-        candidates.append(
-            {"trial": trial.number, "params": dict(trial.params), "searched": list(trial.values), **pruned}
-        )
+        params = {key: value for key, value in trial.params.items() if key in study.space.distributions}
+        candidates.append({"trial": trial.number, "params": params, "searched": list(trial.values), **pruned})
     if config.default:
         candidates.append({"trial": None, "params": {}, "searched": None})
     for one in candidates:
@@ -313,35 +297,25 @@ def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
     return {"seeds": seeds, "candidates": candidates}
 
 
-class ConfirmingRuns(RetryingQueue):
-    """The queue of a confirmation: a run for each candidate and seed."""
-
-    def done(self, task: Task, outcome: Outcome) -> None:
-        """Print a failure. Other results are in the folder of the run."""
-        if outcome.error:
-            say(f"{task.named} failed: {first_line(outcome.error)}")
-
-
-def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any]:
-    """Return the entry `confirm` with the results of its runs.
+def confirmed(entry: Mapping[str, Any], home: Path, study: Study) -> Confirmation:
+    """Return the confirmation with the results of its runs.
 
     Each candidate gets its `values`, a list with the value of each run (null for an unfinished run), and
     their `mean` (null if a run did not finish). `winner` is the trial with the best mean, and `held` tells
     whether this was also the best trial in the search.
     """
+    objective = dataclasses.replace(study.objective, num_sessions=1)
     candidates = []
     for one in entry["candidates"]:
         values = [
-            trial_value(home / name, plan.measure, 1, plan.random_return)
-            if Run.status_at(home / name) == "finished"
-            else None
+            objective.value(home / name) if Run.status_at(home / name) == "finished" else None
             for name in one["folders"]
         ]
         known = [value for value in values if value is not None]
         mean = float(np.mean(known)) if len(known) == len(values) else None
         listed = [None if value is None else [value] for value in values]
         candidates.append({**one, "values": listed, "mean": mean})
-    sign = -1 if plan.direction == "maximize" else 1
+    sign = -1 if study.maximizes else 1
     sound = [one for one in candidates if one["trial"] is not None and one["mean"] is not None]
     winner = min(sound, key=lambda one: (sign * one["mean"], one["trial"]), default=None)
     return {
@@ -352,9 +326,7 @@ def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any
     }
 
 
-def conclude(
-    search: Search, storage: StudyStorage, code: int, confirmation: dict[str, Any] | None, report: bool
-) -> int:
+def conclude(search: Search, code: int, confirmation: Confirmation | None, report: bool) -> int:
     """Write and print the results of the search. Return the exit code of the command.
 
     code, confirmation: results of `Search.run`; report: whether to make a report.
@@ -390,44 +362,27 @@ def conclude(
     experiment.set_status("failed" if code else "finished", search=facts)
     reporting.finish_experiment(experiment.path, report)
     say(f"experiment folder: {experiment.path}")
-    storage.close()
+    study.close()
     return code
 
 
 def _tell_so_far(search: Search) -> None:
     """Print the best trial of an interrupted search and the table of its trials, as for a grid; if no trial
     has ended, print only how to resume."""
-    study, path, trials = search.study, search.experiment.path, search.study.trials()
-    outcomes = {}
-    for trial in trials:
+    path, records, outcomes = search.experiment.path, [], {}
+    for trial in search.study.trials():
+        record = search.record_of(trial)
+        own = [f"{key}={value}" for key, value in record.facts["params"].items()]
+        records.append(dataclasses.replace(record, overrides=own))
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             with contextlib.suppress(LabrlError):  # The folder may be on another machine.
-                outcomes[trial.number] = recorded(Run.open(study.folder_of(trial)))
+                outcomes[trial.number] = recorded(Run.open(path / record.folder))
     if not outcomes:
         say(f"interrupted; to resume: {how_to_resume_experiment(path)}")
         return
     if told := search.note():
         say(told)
-    records = [
-        dataclasses.replace(search.record_of(trial), overrides=[_values(trial.params)]) for trial in trials
-    ]
     print_experiment(path, records, outcomes, "interrupted")
-
-
-def break_off(experiment: Experiment, storage: StudyStorage, error: Exception) -> int:
-    """Report that the study's storage or the disk has failed during the search. Return the exit code.
-
-    Raises `error` if neither of them is its cause.
-    """
-    reason = storage.failed(error)
-    if reason is None:
-        raise error
-    with contextlib.suppress(OSError, LabrlError):  # The disk may be full or unavailable.
-        experiment.set_status("interrupted")
-    say(f"the search cannot continue: {reason} (storage: {storage.shown_url})")
-    resume = how_to_resume_experiment(experiment.path)
-    say(f"all trials have been saved. To resume when the problem is solved: {resume}")
-    return FAILED
 
 
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
@@ -437,8 +392,7 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
     values are equal. told: summary of the search. Returns the entry for `experiment.json`, in which `trial`
     is null for the default.
     """
-    trials, home, best = search.study.best(), search.experiment.path, found.confirmed_best
-    first = trials[0]
+    first, home, best = search.study.best()[0], search.experiment.path, found.confirmed_best
     results = {"name": "optuna", "best_params": dict(first.params), "best_value": first.value}
     write_atomic(home / "optimization_results.yaml", as_yaml(results))  # as hydra-optuna-sweeper calls it
     sentences = list(verdict(found))
@@ -452,7 +406,7 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
     elif found.is_flat:
         trial, params, searched = None, {}, None
     else:
-        trial, params, searched = first.number, dict(first.params), first.value
+        trial, params, searched = first.number, search.params_of(first), first.value
     path = home / BEST
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, search.recipe.as_yaml(params, home, sentences))

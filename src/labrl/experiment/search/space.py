@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.errors import OverrideParseException
-from hydra_plugins.hydra_optuna_sweeper._impl import create_params_from_overrides
+from hydra_plugins.hydra_optuna_sweeper._impl import OptunaSweeperImpl, create_params_from_overrides
 from omegaconf import DictConfig
 from optuna.distributions import (
-    BaseDistribution,
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
@@ -30,6 +28,8 @@ from labrl.errors import InputError, first_line
 from labrl.processes.secrets import redact
 from labrl.run.provenance import as_yaml
 
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
 """Overrides that control the search and are not part of its trials."""
 
@@ -41,7 +41,7 @@ _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|cast)\s*\(")
 class Space:
     """Searched keys with their distributions, and the overrides that all trials share."""
 
-    distributions: dict[str, BaseDistribution]
+    distributions: dict[str, Distribution]
     """Distributions by full key; the key of a new value begins with `+`."""
     fixed: list[str]
     """Overrides of the command line that all trials share, in order."""
@@ -54,7 +54,7 @@ class Space:
 
         Raises InputError if a range is empty or cannot be parsed, or if no key is searched.
         """
-        searched: dict[str, tuple[str, BaseDistribution, str]] = {}
+        searched: dict[str, tuple[str, Distribution, str]] = {}
         fixed: dict[str, list[str]] = {}
         # Text of a file with a range or choices is in Hydra's syntax already.
         own = [
@@ -95,26 +95,27 @@ class Space:
 
     def grid(self) -> dict[str, list[Any]]:
         """Return all values of each key, for the grid sampler. Raises InputError for a continuous range."""
-        return {key: self._values(key, one) for key, one in self.distributions.items()}
+        values = {}
+        for key, one in self.distributions.items():
+            try:
+                values[key] = list(OptunaSweeperImpl._to_grid_sampler_choices(one))
+            except ValueError as error:
+                why = "the grid sampler needs a finite set of values"
+                fix = f"{key}=choice(...) or {key}=range(...)"
+                raise InputError.about(
+                    self.written[key], why, fix, code="unsupported", key=key_of(key)
+                ) from error
+        return values
 
-    def corners(self) -> dict[str, list[Any]]:
-        """Return representative values of each key: all choices, the ends of a range, and, for a continuous
-        range, a number between them."""
-        return {key: _ends(one) for key, one in self.distributions.items()}
-
-    def _values(self, key: str, distribution: BaseDistribution) -> list[Any]:
-        if isinstance(distribution, CategoricalDistribution):
-            return list(distribution.choices)
-        if isinstance(distribution, IntDistribution) and not distribution.log:
-            return list(range(distribution.low, distribution.high + 1, distribution.step))
-        if isinstance(distribution, FloatDistribution) and distribution.step is not None:
-            count = round((distribution.high - distribution.low) / distribution.step) + 1
-            return [distribution.low + index * distribution.step for index in range(count)]
-        why, fix = "the grid sampler needs a finite set of values", f"{key}=choice(...) or {key}=range(...)"
-        raise InputError.about(self.written[key], why, fix, code="unsupported", key=key_of(key))
+    def first(self) -> dict[str, Any]:
+        """Return the first choice or the lower end of the range of each key."""
+        return {
+            key: one.choices[0] if isinstance(one, CategoricalDistribution) else one.low
+            for key, one in self.distributions.items()
+        }
 
 
-def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
+def _parsed(override: str) -> tuple[str, Distribution] | None:
     """Return the key and the distribution of an override with a range; None for any other override."""
     try:
         searched, _, _ = create_params_from_overrides([override])
@@ -137,19 +138,8 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
     if isinstance(value, Sweep) and (unknown := value.tags - {"log"}):
         why = f"a range has no tag {', '.join(sorted(unknown))}, only log"
         raise InputError.about(override, why, code="range", key=key_of(override))
-    return next(iter(searched.items()), None)
-
-
-def _ends(distribution: BaseDistribution) -> list[Any]:
-    if isinstance(distribution, CategoricalDistribution):
-        return list(distribution.choices)
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    low, high = distribution.low, distribution.high
-    if distribution.single():
-        return [low]
-    if isinstance(distribution, IntDistribution) or distribution.step is not None:
-        return [low, high]
-    return [low, low + (high - low) / math.pi, high]  # not a whole number
+    found: Any = next(iter(searched.items()), None)
+    return found
 
 
 def _as_override(value: Any) -> str:
@@ -191,7 +181,7 @@ class Recipe:
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
         """Return the overrides of the trial with the values `params`, except those that determine
         how a trial is run. A searched group without a value in `params` has its first option."""
-        groups = {key: values[0] for key, values in self.space.corners().items() if "." not in key}
+        groups = {key: value for key, value in self.space.first().items() if "." not in key}
         overrides = self.space.overrides({**groups, **params})
         typed = set(map(key_of, overrides))
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]

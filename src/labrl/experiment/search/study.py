@@ -1,319 +1,203 @@
-"""A study that several machines share: it assigns trials, and records their reports and results.
+"""The study of a search: Optuna's study, which is asked for trials and told their values.
 
-Of Optuna 5, the samplers and the storages are used. `ask` and `tell` would read each trial from the storage
-several times, and `ask` would store each value by itself. Optuna's heartbeat and retry callback
-work only inside `Study.optimize` and on a database, and they count a retried trial as a new one, so that the
-total and the draws would depend on failures. Optuna's pruners do not decide from the reports alone (see
-`pruners`), and its storages have no lock for a decision (see `storage`).
+Several machines may share a study. Each trial that labrl asks for has the name of its machine as an
+attribute, and each machine gives a heartbeat to the study. Optuna's own heartbeat works only inside
+`Study.optimize` and on a database.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
+import functools
 import math
-import os
 import socket
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
-from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState
+from hydra.utils import instantiate
+from hydra_plugins.hydra_optuna_sweeper.config import TPESamplerConfig
+from omegaconf import OmegaConf
+from optuna.exceptions import ExperimentalWarning
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, GridSampler, NSGAIIISampler, NSGAIISampler, QMCSampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from labrl.config.keys import key_of, split_override, traits
-from labrl.errors import InputError
-from labrl.experiment.search.objective import (
-    ended_early,
-    intermediate_values,
-    session_values,
-    trial_value,
-)
-from labrl.experiment.search.options import Direction, Measure
-from labrl.experiment.search.pruners import History, Pruner, Reports, WilcoxonPruner
-from labrl.experiment.search.sampling import NumberedSampler
+from labrl.errors import Code, InputError, LabrlError, first_line, install_command
+from labrl.experiment.search import options
+from labrl.experiment.search.objective import Objective
 from labrl.experiment.search.space import Space
-from labrl.experiment.search.storage import StudyStorage
-from labrl.processes.secrets import MASK, redact
-from labrl.run.lock import FolderLock
+from labrl.experiment.search.storage import open_storage, own_url
 from labrl.seeding import derived_seed, draw_seed
 
-FACTS = "labrl"
-"""Attribute of the study and of each trial that contains labrl's own data."""
+OWN_STUDY = "labrl"
+"""Name of a study that has a storage of its own."""
 
-CONFIRMS = "labrl:confirms"
-"""Attribute of the study that names the machine which runs the confirmation."""
+MACHINE = "labrl:machine"
+"""Attribute of a trial that names the machine which runs it. Trials of other programs lack it."""
 
-SESSION = "labrl:session:"
-"""Prefix of the attributes of a finished trial that contain the values of each session by frame. A pruner
-that compares sessions needs them on every machine."""
+ERROR = "labrl:error"
+"""Attribute of a trial with the error that ended it. A failed trial without it was given up, because its
+machine was silent."""
+
+SEED = "labrl:seed"
+"""Attribute of the study with the seed of the search."""
+
+ALIVE = "labrl:alive:"
+"""Prefix of the attributes of the study with the time of each machine's last heartbeat."""
 
 HEARTBEAT = 60.0
 """Seconds between two heartbeats of a machine."""
 
-MISSED_BEATS = 5
-"""Number of missed heartbeats after which a machine counts as dead."""
+SILENCE = 5 * HEARTBEAT
+"""Seconds without a heartbeat after which the running trials of a machine are given up."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Plan of a study, which is the same on every machine."""
-
-    name: str
-    space: Space
-    measure: Measure
-    direction: Direction
-    pruner: Pruner
-    total: int
-    """Number of trials of the study, over all machines and resumes."""
-    budget: int
-    """Budget of a session in frames."""
-    num_sessions: int
-    """Number of sessions of a trial."""
-    seed: int | None
-    """Seed of the search; None: drawn by the machine that creates the study."""
-    random_return: float = 0.0
-    """Mean return of the random policy, the reference of strength."""
-    retries: int = 2
-
-    def facts(self) -> dict[str, Any]:
-        """Return the settings of the study that must be the same on every machine and in later commands."""
-        return {
-            "space": self.space.as_json(),
-            # Keys that cannot change the result of a trial may differ, and so may secrets.
-            "fixed": _by_key(
-                override
-                for override in redact(self.space.fixed)
-                if traits(split_override(override)[0]).score and not override.endswith(f"={MASK}")
-            ),
-            "objective": self.measure,
-            "direction": self.direction,
-            "frames": self.budget,
-            "sessions": self.num_sessions,
-        }
-
-
-def _by_key(overrides: Iterable[str]) -> list[str]:
-    """Return `overrides` sorted by key; overrides of the same key keep their order."""
-    return sorted(overrides, key=lambda override: split_override(override)[0])
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A trial that this machine runs or continues."""
-
-    number: int
-    params: dict[str, Any]
-    folder: Path
-    seed: int
-    attempts: int = 0
-    """Number of times that the process of the trial has died."""
-
-
-DRAFT_ID = -1
-"""Optuna's id of a trial that is not stored yet."""
-
-
-class DraftStorage:
-    """Optuna's storage as a sampler sees it while it draws the values of a trial that is not stored yet."""
-
-    def __init__(
-        self, storage: BaseStorage, study: optuna.Study, draft: FrozenTrial, trials: Sequence[FrozenTrial]
-    ) -> None:
-        """draft: the trial, which receives the notes of the sampler; trials: the trials before it."""
-        self._storage, self._study, self._draft, self._trials = storage, study, draft, [*trials, draft]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
-
-    def get_study_directions(self, study_id: int) -> list[optuna.study.StudyDirection]:
-        """Return the directions of the study."""
-        return self._study.directions
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        """Return the trials in these states; None: in any state."""
-        found = [trial for trial in self._trials if states is None or trial.state in states]
-        return copy.deepcopy(found) if deepcopy else found
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Note a value of the sampler."""
-        if trial_id == DRAFT_ID:
-            self._draft.system_attrs[key] = value
-        else:
-            self._storage.set_trial_system_attr(trial_id, key, value)
+TARGETS = ("hydra_plugins.hydra_optuna_sweeper.*", "optuna.samplers.*")
+"""Targets that `hydra.sweeper.sampler` may name."""
 
 
 class Study:
-    """An Optuna study with labrl's rules. Its methods may be called from several threads.
+    """The part of one machine in a study."""
 
-    Trials are assigned under a lock that all machines share, so that no trial is assigned twice, the total is
-    exact, and the values of a trial depend only on the trials before it.
-    """
+    def __init__(
+        self,
+        home: Path,
+        settings: options.Settings,
+        pruner: options.Pruner,
+        space: Space,
+        objective: Objective,
+        budget: int,
+        every: int,
+        seed: int | None,
+    ) -> None:
+        """Create or join the study of `settings`.
 
-    def __init__(self, storage: StudyStorage, plan: Plan, sampler_node: dict[str, Any], home: Path) -> None:
-        """Create or join the study.
-
-        home: the experiment folder of this machine. Raises InputError if a study of this name differs from
-        the plan.
+        home: the experiment folder of this machine; budget: budget of a session in frames; every: frames
+        between its evaluations; seed: seed of the search, None to draw it. Raises InputError if the storage
+        cannot be opened or the sampler cannot be created.
         """
-        self.home, self._storage = home, storage
-        self._host = socket.gethostname()
-        self._machine = f"{self._host}:{home}"
-        self._mine: dict[int, int] = {}
-        """Optuna's id of each trial that this machine runs, by the trial's number."""
-        with storage.lock(plan.name):
-            self._study = optuna.create_study(
-                study_name=plan.name,
-                storage=storage.optuna,
-                direction=plan.direction,
-                load_if_exists=True,
-            )
-            agreed = _agreed(self._study, plan, storage.shown_url)
-        self._id = storage.optuna.get_study_id_from_name(plan.name)
-        self.seed: int = agreed["seed"]
-        # As measured by the machine that created the study, because measurements may differ.
-        self.plan = dataclasses.replace(plan, random_return=agreed["random_return"])
-        self.sampler = NumberedSampler(sampler_node, plan.space, self.seed)
-        self._study.sampler = self.sampler
-        self.total = plan.total
-        if self.sampler.is_grid:
-            self.total = min(plan.total, math.prod(len(values) for values in plan.space.grid().values()))
+        self.space, self.objective, self._budget = space, objective, budget
+        self.total, self.machine = settings.n_trials, f"{socket.gethostname()}:{home}"
+        self._shared, self.url = settings.storage is not None, settings.storage or own_url(home)
+        self._n_startup_trials, first = 0, 0
+        if not isinstance(pruner, options.NoPruner):
+            self._n_startup_trials, first = pruner.begin(self.total, budget, every)
+        self._storage = open_storage(self.url)
+        self.optuna = optuna.create_study(
+            study_name=settings.study_name or OWN_STUDY,
+            storage=self._storage,
+            pruner=make_pruner(pruner, first, budget),
+            direction=settings.direction or ("minimize" if objective.measure == "wall" else "maximize"),
+            load_if_exists=True,
+        )
+        if SEED not in self.optuna.user_attrs:
+            self.optuna.set_user_attr(SEED, draw_seed() if seed is None else seed)
+        self.seed: int = self.optuna.user_attrs[SEED]
+        self.optuna.sampler = make_sampler(settings.sampler, space, self.seed)
+        if isinstance(self.optuna.sampler, GridSampler):
+            self.total = min(self.total, math.prod(map(len, space.grid().values())))
+        self.maximizes = self.optuna.direction == optuna.study.StudyDirection.MAXIMIZE
+        self._asked: dict[int, optuna.Trial] = {}
+        """The trials that this command has asked for, by number."""
         self.beat()
 
     def trials(self) -> list[FrozenTrial]:
         """Return all trials so far in the order of their numbers. The caller must not change them."""
-        return self._study.get_trials(deepcopy=False)
+        return self.optuna.get_trials(deepcopy=False)
 
-    def folder_of(self, trial: FrozenTrial) -> Path:
-        """Return the run folder of a trial.
+    def ask(self) -> optuna.Trial | None:
+        """Return a trial to run: one that this machine has left, one that a user has enqueued, or a new one.
 
-        The run folder was recorded with its full path, because several machines share the study. If the
-        experiment folder has been moved or copied since then, the run folder inside it is returned.
+        Returns None if the study has all its trials.
         """
-        facts = trial.user_attrs[FACTS]
-        folder, home = Path(facts["folder"]), Path(facts["home"])
-        here = self.home / (folder.relative_to(home) if folder.is_relative_to(home) else folder.name)
-        return here if here.is_dir() else folder
-
-    def is_complete(self) -> bool:
-        """Return whether all trials of the study have been assigned and have ended."""
         trials = self.trials()
-        return len(trials) >= self.total and all(trial.state.is_finished() for trial in trials)
+        enqueued = [one for one in trials if one.state == TrialState.WAITING]
+        if not self._left(trials) and enqueued:
+            # A trial names its machine from the start, so that a kill leaves none without one.
+            self._storage.set_trial_user_attr(enqueued[0]._trial_id, MACHINE, self.machine)
+            trial = self.optuna.ask()
+            trial.set_user_attr(MACHINE, self.machine)
+        else:
+            if not self._left(trials):
+                if sum(not is_given_up(one) for one in trials) >= self.total:
+                    return None
+                # `Study.ask` would create it without an attribute, or let two machines have it on SQLite.
+                attrs = {MACHINE: self.machine}
+                self.optuna.add_trial(create_trial(state=TrialState.RUNNING, user_attrs=attrs))
+                trials = self.trials()
+            trial = optuna.trial.Trial(self.optuna, self._left(trials)[0]._trial_id)
+        try:
+            for name, distribution in self.space.distributions.items():
+                trial._suggest(name, distribution)
+        except ValueError as error:  # Optuna allows other limits of a range, but not other choices.
+            name, why = self.optuna.study_name, f"its trials have another space ({first_line(error)})"
+            raise InputError.contradiction(f"hydra.sweeper.study_name={name}", "its storage", why) from error
+        self._asked[trial.number] = trial
+        return trial
 
-    def next(self, folder_of: Callable[[int], str]) -> Assignment | None:
-        """Return a trial to run: one that a dead machine has left, or a new one.
+    def should_prune(self, number: int, folder: Path) -> bool:
+        """Report the evaluations of a trial that all its sessions have passed. Return whether it must stop.
 
-        folder_of: function from the number of a trial to its run folder. Returns None if all trials have been
-        assigned.
+        A trial that must stop is told as pruned before any of its sessions knows.
         """
-        with self._storage.lock(self.plan.name):
-            trials = self.trials()
-            for trial in trials:
-                if trial.state != TrialState.RUNNING or trial.number in self._mine:
-                    continue
-                facts = trial.user_attrs[FACTS]
-                if facts["machine"] == self._machine or self._is_dead(facts):
-                    return self._taken_over(trial)
-            number = len(trials)
-            if number >= self.total:
-                return None
-            folder = self.home / folder_of(number)
-            facts = {**self._self(), "folder": str(folder), "attempts": 0}
-            new = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={FACTS: facts})
-            new.number = number
-            self._draw(new, trials)
-            # Stored at once, so that a kill leaves no trial without values.
-            self._mine[number] = self._storage.optuna.create_new_trial(self._id, new)
-            return Assignment(number, dict(new.params), folder, self.trial_seed(number))
-
-    def report(self, number: int, folder: Path) -> bool:
-        """Record the evaluations that the sessions of a trial have written. Return whether to stop the trial.
-
-        A stopped trial is recorded as pruned before any of its sessions is told.
-        """
-        plan = self.plan
-        own = self.trials()[number]
-        if own.state.is_finished():
-            return own.state == TrialState.PRUNED
-        values = intermediate_values(folder, plan.measure, plan.num_sessions, plan.random_return)
-        last = max(own.intermediate_values, default=0)
-        # The last value is judged again, because others may have reached more since, and a process that
-        # was killed after storing it has not judged it.
-        new = [frame for frame in values if frame >= last]
-        for frame in new:
-            self._storage.optuna.set_trial_intermediate_value(self._mine[number], frame, values[frame])
-        trials = self.trials()
-        sessions: list[dict[int, float]] = []
-        if isinstance(plan.pruner, WilcoxonPruner):
-            sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
-        if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
-            reached = values[max(values)]
-            self._end(trials[number], TrialState.PRUNED, None if math.isnan(reached) else reached)
+        trial, known = self._asked[number], self.trials()[number]
+        if known.state.is_finished():  # by an earlier answer, or another machine has given it up
             return True
-        return False
+        reports = self.objective.reports(folder)
+        for frame in sorted(reports.keys() - known.intermediate_values.keys()):
+            trial.report(reports[frame], frame)
+        if not reports or max(reports) >= self._budget or not trial.should_prune():
+            return False
+        finished = sum(one.state == TrialState.COMPLETE for one in self.trials())
+        if finished < self._n_startup_trials:
+            return False
+        self.optuna.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+        return True
 
-    def finish(self, number: int, folder: Path) -> str | None:
-        """Record the result of a finished trial. Return an error if the trial has no result."""
-        plan, trial = self.plan, self.trials()[number]
-        if trial.state.is_finished():
-            return None
-        of_trial: Any = (folder, plan.measure, plan.num_sessions, plan.random_return)
-        value = trial_value(*of_trial)
-        if value is None:
-            error = "no episode ended within the budget, so there is nothing to compare"
-            self.fail(number, error)
-            return error
-        trial_id, storage = self._mine[number], self._storage.optuna
-        # The last value counts to the end of the budget if all sessions stopped early.
-        if all(ended_early(folder, index) for index in range(plan.num_sessions)):
-            values = intermediate_values(*of_trial)
-            if values and max(values) < plan.budget:
-                storage.set_trial_intermediate_value(trial_id, plan.budget, values[max(values)])
-        if isinstance(plan.pruner, WilcoxonPruner):  # It compares sessions.
-            for index, values in enumerate(session_values(*of_trial)):
-                content = {str(frame): values[frame] for frame in values}
-                storage.set_trial_user_attr(trial_id, f"{SESSION}{index}", content)
-        self._end(trial, TrialState.COMPLETE, value)
-        return None
+    def finish(self, number: int, folder: Path) -> None:
+        """Tell the value of a finished trial, or why it has none."""
+        trial = self._asked[number]
+        if self.trials()[number].state.is_finished():  # pruned
+            return
+        value = self.objective.value(folder)
+        if value is None or math.isnan(value):
+            self.fail(number, "no episode ended within the budget, so there is nothing to compare")
+            return
+        reports = self.objective.reports(folder)
+        if self.objective.stopped_early(folder) and max(reports) < self._budget:
+            # The last value counts to the end of the budget, for the pruner too.
+            trial.report(reports[max(reports)], self._budget)
+            trial.should_prune()
+        self.optuna.tell(trial, value, skip_if_finished=True)
 
     def fail(self, number: int, error: str) -> None:
-        """Record why a trial failed."""
-        trial = self.trials()[number]
-        if not trial.state.is_finished():
-            self.note(number, error=error)
-            self._end(trial, TrialState.FAIL, None)
-
-    def _end(self, trial: FrozenTrial, state: TrialState, value: float | None) -> None:
-        """Record the final state of a trial of this machine, and its value if it has one."""
-        values = None if value is None else [value]
-        try:
-            self.sampler.after_trial(copy.copy(self._study), trial, state, values)
-        finally:
-            self._storage.optuna.set_trial_state_values(self._mine[trial.number], state, values)
-
-    def note(self, number: int, **facts: Any) -> None:
-        """Store `facts` with a trial."""
-        noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
-        self._storage.optuna.set_trial_user_attr(self._mine[number], FACTS, noted)
+        """Tell that a trial has failed, and why."""
+        if not self.trials()[number].state.is_finished():
+            self._asked[number].set_user_attr(ERROR, error)
+            self.optuna.tell(self._asked[number], state=TrialState.FAIL, skip_if_finished=True)
 
     def beat(self) -> None:
-        """Give a heartbeat to other machines."""
-        self._study.set_user_attr(f"labrl:alive:{self._machine}", time.time())
+        """Give a heartbeat, and tell the running trials of silent machines as failed."""
+        now = time.time()
+        self.optuna.set_user_attr(f"{ALIVE}{self.machine}", now)
+        heard = self.optuna.user_attrs
+        for trial in self.trials():
+            machine = trial.user_attrs.get(MACHINE)
+            elsewhere = machine is not None and not self.is_own(trial)
+            silent = now - heard.get(f"{ALIVE}{machine}", 0.0) > SILENCE
+            if trial.state == TrialState.RUNNING and elsewhere and silent:
+                self.optuna.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def claims_confirmation(self) -> bool:
-        """Return whether this machine is the one that confirms the best trials."""
-        with self._storage.lock(self.plan.name):
-            claimed = self._study.user_attrs.get(CONFIRMS)
-            if claimed and claimed["machine"] != self._machine and not self._is_dead(claimed):
-                return False
-            self._study.set_user_attr(CONFIRMS, self._self())
-            return True
+    def is_complete(self) -> bool:
+        """Return whether the study has all its trials, and all have ended. Trials that other programs have
+        asked for count as they are, and are not waited for."""
+        trials = self.trials()
+        running = (TrialState.RUNNING, TrialState.WAITING)
+        ours = [trial for trial in trials if MACHINE in trial.user_attrs or trial.state == TrialState.WAITING]
+        given_up = sum(map(is_given_up, trials))
+        return len(trials) - given_up >= self.total and not any(trial.state in running for trial in ours)
 
     def best(self, trials: Sequence[FrozenTrial] | None = None) -> list[FrozenTrial]:
         """Return the completed trials, the best first.
@@ -322,161 +206,97 @@ class Study:
         """
         trials = self.trials() if trials is None else trials
         done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        return sorted(done, key=lambda trial: (-self._sign * (trial.value or 0.0), trial.number))
+        return sorted(done, key=lambda trial: (-self._signed(trial), trial.number))
 
     def best_pruned(self) -> list[FrozenTrial]:
         """Return the pruned trials with a value, ordered by the frame that they reached (highest first), then
         by value (best first)."""
         pruned = [trial for trial in self.trials() if trial.state == TrialState.PRUNED and trial.values]
-        return sorted(
-            pruned,
-            key=lambda trial: (-(trial.last_step or 0), -self._sign * (trial.value or 0.0), trial.number),
-        )
+        return sorted(pruned, key=lambda trial: (-(trial.last_step or 0), -self._signed(trial), trial.number))
 
     def trial_seed(self, number: int) -> int:
         """Return the seed of a trial, which is the same on every machine and for every attempt."""
         return derived_seed(self.seed, "trial", number)
 
-    def _taken_over(self, trial: FrozenTrial) -> Assignment:
-        """Take over a trial of a dead machine, in its folder if this machine can reach it."""
-        facts, folder = trial.user_attrs[FACTS], self.folder_of(trial)
-        if not folder.parent.is_dir():
-            folder = self.home / folder.name
-        get_id = self._storage.optuna.get_trial_id_from_study_id_trial_number
-        self._mine[trial.number] = get_id(self._id, trial.number)
-        self.note(trial.number, **self._self(), folder=str(folder))
-        seed = self.trial_seed(trial.number)
-        return Assignment(trial.number, dict(trial.params), folder, seed, facts["attempts"])
+    def close(self) -> None:
+        """Release the connections of the storage."""
+        self._storage.remove_session()
 
-    def _draw(self, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> None:
-        """Draw the values of a trial that is not stored yet. trials: those before it."""
-        storage: Any = DraftStorage(self._storage.optuna, self._study, trial, trials)
-        study = optuna.Study(self.plan.name, storage, self.sampler)
-        self.sampler.before_trial(study, trial)
-        space = self.sampler.infer_relative_search_space(study, trial)
-        params = self.sampler.sample_relative(study, trial, space)
-        for name, distribution in self.plan.space.distributions.items():
-            only: Any = distribution
-            if distribution.single():
-                params[name] = only.choices[0] if isinstance(only, CategoricalDistribution) else only.low
-            elif name not in params:
-                params[name] = self.sampler.sample_independent(study, trial, name, distribution)
-        trial.distributions = dict(self.plan.space.distributions)
-        trial.params = {name: params[name] for name in trial.distributions}
+    def is_own(self, trial: FrozenTrial) -> bool:
+        """Return whether this machine runs or has run a trial. A storage in the experiment folder belongs to
+        this machine, even if the folder was moved."""
+        machine = trial.user_attrs.get(MACHINE)
+        return machine == self.machine or (machine is not None and not self._shared)
 
-    def _is_dead(self, owner: dict[str, Any]) -> bool:
-        """Return whether a machine is dead, because its lock on this machine is free or it has missed its
-        heartbeats."""
-        home = Path(owner["home"])
-        if home.is_dir():
-            if FolderLock(home).holder() is not None:
-                return False
-            if owner["host"] == self._host:
-                return True
-        seen = self._study.user_attrs.get(f"labrl:alive:{owner['machine']}", 0.0)
-        return time.time() - seen > MISSED_BEATS * HEARTBEAT
+    def _left(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return the running trials of this machine that this command has not asked for."""
+        running = (one for one in trials if one.state == TrialState.RUNNING and self.is_own(one))
+        return [one for one in running if one.number not in self._asked]
 
-    @property
-    def _sign(self) -> int:
-        return 1 if self.plan.direction == "maximize" else -1
-
-    def _is_hopeless(
-        self, number: int, frame: int, trials: Sequence[FrozenTrial], sessions: Sequence[History]
-    ) -> bool:
-        """Return whether the pruner stops a trial.
-
-        frame: frame of the report that is judged; sessions: values of each session, if the pruner compares
-        them.
-        """
-        plan = self.plan
-        histories = {
-            trial.number: self._signed(trial.intermediate_values)
-            for trial in trials
-            if trial.intermediate_values
-        }
-        histories[number] = {at: value for at, value in histories[number].items() if at <= frame}
-        best = self.best(trials)[:1] if sessions else []
-        kept = [best[0].user_attrs.get(f"{SESSION}{index}", {}) for index in range(len(sessions)) if best]
-        return plan.pruner.stops(
-            Reports(
-                number=number,
-                histories=histories,
-                full=sum(trial.state == TrialState.COMPLETE for trial in trials),
-                total=self.total,
-                budget=plan.budget,
-                study=plan.name,
-                sessions=[self._signed({at: one[at] for at in one if at <= frame}) for one in sessions],
-                best=[self._signed({int(at): one[at] for at in one}) for one in kept],
-            )
-        )
-
-    def _signed(self, values: Mapping[int, float]) -> dict[int, float]:
-        """Return the values with such a sign that larger values are better."""
-        return {frame: self._sign * value for frame, value in values.items()}
-
-    def _self(self) -> dict[str, Any]:
-        return {
-            "machine": self._machine,
-            "host": self._host,
-            "home": str(self.home),
-            "process": os.getpid(),
-        }
+    def _signed(self, trial: FrozenTrial) -> float:
+        return (trial.value or 0.0) * (1 if self.maximizes else -1)
 
 
-def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
-    """Return the settings of the study that the first machine has stored. Raises InputError if the plan
-    differs."""
-    mine, name = plan.facts(), plan.name
-    agreed = study.user_attrs.get(FACTS)
-    if agreed is None:
-        if study.get_trials(deepcopy=False):
-            raise InputError.contradiction(
-                f"hydra.sweeper.study_name={name}",
-                f"a study of this name in {storage}, which labrl did not create",
-                fix="hydra.sweeper.study_name=<another name>",
-            )
-        seed = draw_seed() if plan.seed is None else plan.seed
-        agreed = {**mine, "seed": seed, "random_return": plan.random_return}
-        study.set_user_attr(FACTS, agreed)
-        return agreed
-    then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
-    differs = [key for key in mine if mine[key] != then.get(key)]
-    if "fixed" in differs:
-        differs = [key for key in differs if key not in ("frames", "sessions")]  # follow from overrides
-    if differs:
-        told = "".join(
-            f"\n  {line}" for key in differs for line in _differences(key, then.get(key), mine[key])
-        )
-        raise InputError.contradiction(
-            f"hydra.sweeper.study_name={name}",
-            f"a study of this name in {storage} with other settings",
-            f"{told}\nTo join that study, give the same values",
-            "To create another study, leave out +resume, and set another hydra.sweeper.study_name if several "
-            "studies share the storage",
-        )
-    return agreed
+def is_given_up(trial: FrozenTrial) -> bool:
+    """Return whether a trial failed because its machine was silent. Another trial takes its place."""
+    attrs = trial.user_attrs
+    return trial.state == TrialState.FAIL and MACHINE in attrs and ERROR not in attrs
 
 
-def _differences(key: str, then: Any, now: Any) -> list[str]:
-    """Return a line for each difference between the stored study and the present one."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        parts = [part for part in {**then, **now} if then.get(part) != now.get(part)]
-        return [f"{part}: {_shown(then.get(part))} there, {_shown(now.get(part))} here" for part in parts]
-    if key == "fixed":
-        typed = [
-            [[one for one in overrides if key_of(one) == part] for overrides in (then, now)]
-            for part in dict.fromkeys(map(key_of, [*then, *now]))
-        ]
-        told = [[" ".join(own) or "not set" for own in pair] for pair in typed if pair[0] != pair[1]]
-        return [f"{there} there, {here} here" for there, here in told]
-    return [f"{key}: {then} there, {now} here"]
+def make_pruner(chosen: options.Pruner, first: int, budget: int) -> BasePruner:
+    """Return Optuna's pruner.
+
+    first: frame before which no trial is stopped; budget: budget of a session in frames.
+    """
+    match chosen:
+        case options.MedianPruner():
+            return MedianPruner(n_startup_trials=0, n_warmup_steps=first)
+        case options.AshaPruner():
+            return SuccessiveHalvingPruner(first, chosen.reduction_factor)
+        case options.HyperbandPruner():
+            return HyperbandPruner(first, budget, chosen.reduction_factor)
+    return NopPruner()
 
 
-def _shown(distribution: dict[str, Any] | None) -> str:
-    if distribution is None:
-        return "not searched"
-    content = distribution["attributes"]
-    if "choices" in content:
-        return f"choice({', '.join(map(str, content['choices']))})"
-    scale = " on a logarithmic scale" if content.get("log") else ""
-    return f"{content['low']} to {content['high']}{scale}"
+def make_sampler(node: Mapping[str, Any], space: Space, seed: int) -> BaseSampler:
+    """Return Optuna's sampler for `hydra.sweeper.sampler`, whose seed, if given, replaces `seed`.
+
+    A sampler with random numbers of its own is seeded anew for each trial, because its state is not stored:
+    after a restart it would repeat the values of the first trials, and several machines would propose the
+    same values. Raises InputError if the sampler cannot be created, is for several objectives, or is a grid
+    over a continuous range.
+    """
+    seed = seed if node.get("seed") is None else int(node["seed"])
+
+    def make(seed: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            made = instantiate({**node, "seed": seed}, _execution_whitelist_=TARGETS)
+            return made(space.grid()) if isinstance(made, functools.partial) else made
+
+    def before_trial(study: optuna.Study, trial: FrozenTrial) -> None:
+        vars(sampler).update(vars(make(derived_seed(seed, "sampler", trial.number))))
+        type(sampler).before_trial(sampler, study, trial)
+
+    try:
+        if node["_target_"] == TPESamplerConfig._target_:
+            # labrl's option replaces this one, whose types Hydra would check.
+            OmegaConf.merge(OmegaConf.structured(TPESamplerConfig), dict(node))
+        sampler = make(seed)
+    except LabrlError:
+        raise
+    except Exception as error:
+        lacks = isinstance(error, ImportError)
+        code: Code = "not-installed" if lacks else "target"
+        fix = f"Type {install_command('search')}" if lacks else ""
+        why = f"{node['_target_']} cannot be created: {first_line(error)}"
+        raise InputError.about("hydra.sweeper.sampler", why, fix, code=code) from error
+    if isinstance(sampler, NSGAIISampler | NSGAIIISampler):
+        why = f"{type(sampler).__name__} is for several objectives, but a search has one"
+        raise InputError.unsupported("hydra.sweeper.sampler", why, "hydra/sweeper/sampler=tpe")
+    if isinstance(sampler, GridSampler):
+        # It would stop a loop of `Study.optimize`.
+        sampler.after_trial = lambda *result: None  # type: ignore[method-assign]
+    elif not isinstance(sampler, QMCSampler):
+        sampler.before_trial = before_trial
+    return sampler

@@ -1,6 +1,9 @@
-"""Wait after each evaluation for the answer of the search, which may stop the session.
+"""How a search prunes a session: after each evaluation, the session waits for the answer to `should_prune`.
 
-The pruner of the search (`labrl.experiment.search.pruners`) decides in the process of the search.
+The session has written a row to its evaluation table. The process of the search finds it there, asks the
+pruner, and writes the answer to a file in the session's folder, so that this works on any machine that shares
+the folder. Training waits for the answer, so that the result of a search does not depend on how busy the
+machine is.
 """
 
 from __future__ import annotations
@@ -8,10 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from labrl.run.atomic import write_atomic
 from labrl.run.lock import FolderLock
+from labrl.run.session import RunSession
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 
 SEARCH = "LABRL_SEARCH"
@@ -23,21 +28,36 @@ ANSWER = "search.json"
 PATIENCE = 120.0
 """Seconds without an answer after which the session checks whether the search is still running."""
 
-_WAITS = (0.005, 0.1)
-"""Shortest and longest time between two checks for an answer, in seconds."""
-
 _log = logging.getLogger(__name__)
 
 
-def write_answer(session: Path, frame: int, stop: bool) -> None:
-    """Write the search's answer to a session's evaluation at `frame`: whether the session must stop."""
-    write_atomic(session / ANSWER, json.dumps({"frame": frame, "stop": stop}), durable=False)
+class Pruning:
+    """The search's side: answers sessions that have evaluated."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[Path, int] = {}
+        """Size of the evaluation table of each session at its last answer."""
+
+    def answer(self, session: Path, should_prune: Callable[[], bool]) -> None:
+        """Write the answer to `session`, the folder of a session, if it has evaluated since the last one."""
+        folder = RunSession(session)
+        size = folder.eval_csv.stat().st_size if folder.eval_csv.exists() else 0
+        if size == self._sizes.get(session, 0):
+            return
+        if rows := folder.read_rows("eval"):
+            write_answer(session, int(rows[-1]["frame"]), should_prune())
+        self._sizes[session] = size
+
+
+def write_answer(session: Path, frame: int, should_prune: bool) -> None:
+    """Write whether a session must stop at its evaluation at `frame`."""
+    answer = {"frame": frame, "should_prune": should_prune}
+    write_atomic(session / ANSWER, json.dumps(answer), durable=False)
 
 
 class ReportToSearch(Callback):
-    """Wait after each evaluation row until the search has read it, and end the session if it is pruned.
+    """The session's side: waits for the answer to each evaluation, and ends the session if it is pruned.
 
-    Training waits for the answer, so that the result of a search does not depend on how busy the machine is.
     This callback has no state: a trial that is resumed by hand runs without it.
     """
 
@@ -53,8 +73,8 @@ class ReportToSearch(Callback):
         if table != "eval" or self._lost:
             return
         folder, frame = session.folder.path, int(row["frame"])
-        pause, until = _WAITS[0], time.monotonic() + PATIENCE
-        while (stop := self._answer(folder, frame)) is None:
+        pause, until = 0.005, time.monotonic() + PATIENCE
+        while (answer := self._should_prune(folder, frame)) is None:
             if session.stopping():  # a resume reports the same row again
                 return
             if time.monotonic() > until:
@@ -64,13 +84,13 @@ class ReportToSearch(Callback):
                     return
                 until += PATIENCE
             time.sleep(pause)
-            pause = min(2 * pause, _WAITS[1])
-        self.gives_up = stop
+            pause = min(2 * pause, 0.1)
+        self.gives_up = answer
 
-    def _answer(self, folder: Path, frame: int) -> bool | None:
-        """Return whether to stop at a frame; None if the search has not answered yet."""
+    def _should_prune(self, folder: Path, frame: int) -> bool | None:
+        """Return the answer to the evaluation at `frame`; None if there is none yet."""
         try:
-            told = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
+            answer = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return bool(told["stop"]) if told["frame"] >= frame else None
+        return bool(answer["should_prune"]) if answer["frame"] >= frame else None
