@@ -27,7 +27,7 @@ from labrl.run.session import RunSession
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.devices import available_cpus
 from labrl.session.interruption import Interruption
-from labrl.session.run import restored_session
+from labrl.session.main import restored_session
 from labrl.session.session import Session
 from labrl.step import Step
 

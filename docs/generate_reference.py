@@ -355,8 +355,8 @@ API = {
         "labrl.sweep",
         "labrl.experiment.result.SweepResult",
         "labrl.load",
-        "labrl.trial.loading.LoadedPolicy",
-        "labrl.trial.loading.Evaluation",
+        "labrl.play.policy.LoadedPolicy",
+        "labrl.play.policy.Evaluation",
         "labrl.runs",
         "labrl.run.run.Run",
     ],
@@ -390,7 +390,7 @@ API = {
 """Functions and classes in each section of python.md."""
 
 MEMBERS = {
-    "labrl.trial.loading.LoadedPolicy": ("networks", "network", "reset", "act", "env", "evaluate", "close"),
+    "labrl.play.policy.LoadedPolicy": ("networks", "network", "reset", "act", "env", "evaluate", "close"),
     "labrl.run.run.Run": (
         *("status", "provenance", "config", "overrides", "name", "agent", "env", "seed", "created"),
         *("max_frame", "evaluates", "sessions", "warnings", "table"),
@@ -404,7 +404,7 @@ MEMBERS = {
 }
 """The methods and properties of a class that are for users, if not all of them are."""
 
-RETURNED = ("labrl.trial.loading.LoadedPolicy", "labrl.run.run.Run")
+RETURNED = ("labrl.play.policy.LoadedPolicy", "labrl.run.run.Run")
 """Classes whose objects users receive and never make."""
 
 

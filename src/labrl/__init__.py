@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from labrl.experiment.result import SweepResult
+    from labrl.play.policy import Evaluation, LoadedPolicy
     from labrl.run.run import Run
-    from labrl.trial.loading import Evaluation, LoadedPolicy
     from labrl.trial.result import TrialError, TrialResult
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Evaluation": "labrl.trial.loading",
-    "LoadedPolicy": "labrl.trial.loading",
+    "Evaluation": "labrl.play.policy",
+    "LoadedPolicy": "labrl.play.policy",
     "Run": "labrl.run.run",
     "SweepResult": "labrl.experiment.result",
     "TrialError": "labrl.trial.result",
@@ -59,17 +59,20 @@ def _concise(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        from labrl.errors import LabrlError
+        from labrl.errors import LabrlError, answer_to
         from labrl.processes.output import full_error
 
         try:
             return function(*args, **kwargs)
-        except LabrlError as error:
-            own = error.code in ("target", "environment") and not isinstance(error.__cause__, LabrlError)
-            if own or full_error():
+        except Exception as error:
+            answer = answer_to(error)
+            if answer is None or (answer is not error and answer.code == "target"):
                 raise
-            error.__context__ = None
-            raise error.with_traceback(None) from None
+            own = answer.code in ("target", "environment") and not isinstance(error.__cause__, LabrlError)
+            if own or full_error():
+                raise answer from (error.__cause__ if answer is error else error)
+            answer.__context__ = None
+            raise answer.with_traceback(None) from None
 
     return call  # type: ignore[return-value]
 
@@ -147,11 +150,11 @@ def load(
 
     let_threads_sleep()
     name_user_and_home()
+    from labrl.play.policy import LoadedPolicy
     from labrl.run.signature import Trust, trusting
-    from labrl.trial.loading import load as load_policy
 
     with trusting(Trust(trust)):
-        return load_policy(run, session, checkpoint)
+        return LoadedPolicy.load(run, session, checkpoint)
 
 
 @_concise

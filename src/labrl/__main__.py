@@ -2,7 +2,7 @@
 
 import sys
 
-from labrl.start import main
+from labrl.entry_points import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,8 +16,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, LabrlError
-from labrl.processes.output import full_error, print_error, steady_output
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT
+from labrl.processes.output import full_error, print_failure, steady_output
 from labrl.processes.signals import Stopped, signals_raise
 from labrl.processes.startup import check_here
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ended("labrl", command, trains=True)
     if launch.rank == 0:
         return lead(lambda: _ended("labrl", command, trains=True))
-    from labrl.session.run import follow
+    from labrl.session.main import follow
 
     return follow(launch)
 
@@ -154,11 +154,11 @@ def replay(argv: Sequence[str] | None = None) -> int:
     _add_trust(parser)
 
     def command(args: Namespace) -> int:
-        from labrl.trial.showing import replay_request
+        from labrl.play.options import replay_request
 
         request = replay_request(args.run, args.overrides)
         # Imported after the request is known to be right, because it imports PyTorch.
-        from labrl.trial.playback import replay as replay_episode
+        from labrl.play.replay import replay as replay_episode
 
         return replay_episode(request)
 
@@ -187,7 +187,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
 
     def command(args: Namespace) -> int:
-        from labrl.trial.export import describe, export
+        from labrl.play.export import describe, export
 
         path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
         print(f"{os.path.relpath(path)}: {describe(facts)}")
@@ -266,8 +266,8 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
         try:
             check_here()
             code = command()
-        except LabrlError as error:
-            code = print_error(error, full_error())
+        except Exception as error:
+            code = print_failure(error, full_error())
         except KeyboardInterrupt as stop:
             # The notes of the exception say how to resume.
             print("; ".join([f"{name}: interrupted", *vars(stop).get("__notes__", [])]), file=sys.stderr)

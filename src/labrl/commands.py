@@ -27,8 +27,8 @@ from labrl.config.compose import (
 from labrl.config.keys import is_hydras, written
 from labrl.config.presets import choices_of, hydra_options
 from labrl.envs.games import check_environment
-from labrl.errors import DONE, FAILED, InputError, LabrlError
-from labrl.processes.output import doing, print_traceback, print_unexpected
+from labrl.errors import DONE, InputError
+from labrl.processes.output import doing
 from labrl.processes.script import begin
 from labrl.processes.signals import signals_raise
 from labrl.processes.startup import check_here, let_threads_sleep, name_user_and_home
@@ -72,15 +72,7 @@ def answer(arguments: list[str], typed: Typed, full_error: bool) -> int:
         if command.multirun:
             return run_experiment(command, full_error)[1]
         print_warnings()
-        try:
-            result = run_trial(command)
-        except LabrlError:
-            raise
-        except Exception as error:
-            if full_error:
-                print_traceback(error)
-            print_unexpected(error, "the run")
-            return FAILED
+        result = run_trial(command)
     from labrl.trial.summary import print_summary  # imported late: a misspelled key must not wait for it
 
     print_summary(result)
@@ -290,11 +282,11 @@ def _prepare_sessions(count: int) -> None:
 
 def _enjoy(command: Command) -> int:
     """Let the policy of a run play, and return the exit code."""
-    from labrl.trial.showing import enjoy_request
+    from labrl.play.options import enjoy_request
 
     request = enjoy_request(command)
     # Imported late: a wrong request must not wait for PyTorch.
-    from labrl.trial.enjoy import enjoy
+    from labrl.play.enjoy import enjoy
 
     with signals_raise():
         return enjoy(request, command.config_dir)

@@ -6,6 +6,7 @@ tests, check its class, `code` and `key`, never the sentence.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -46,6 +47,26 @@ Code = Literal[
 
 TRACEBACK = "For the traceback, put HYDRA_FULL_ERROR=1 before the command"
 """Advice on how to see the traceback of an error that is written to no log."""
+
+LIBRARIES: dict[str, Code] = {
+    **dict.fromkeys(("hydra", "omegaconf"), "usage"),
+    **dict.fromkeys(("antlr4", "yaml"), "syntax"),
+    **dict.fromkeys(("gymnasium", "ale_py", "minari"), "environment"),
+    **dict.fromkeys(("csv", "json", "polars", "sqlalchemy", "sqlite3", "zipfile"), "damaged"),
+    **dict.fromkeys(("optuna", "ray", "submitit", "wandb"), "resources"),
+}
+"""Libraries whose exceptions `answer_to` answers, with the code of each."""
+
+TYPED = (
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+)
+"""Numbers of system errors about a path that cannot be what the user means."""
 
 
 def first_line(error: object) -> str:
@@ -309,3 +330,40 @@ class LostProcessError(LabrlError):
     """A process that the run needs has died or no longer answers."""
 
     codes = ("lost-process",)
+
+
+def answer_to(error: Exception) -> LabrlError | None:
+    """Return the answer to an exception of the operating system, of a file that cannot be decoded, of one of
+    the `LIBRARIES`, or of the user's own code. None for all others, which are mistakes in labrl.
+
+    The answer contains the words of the library, and the file, key or place at hand.
+    """
+    if isinstance(error, LabrlError):
+        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        path, why = Path(os.fsdecode(error.filename)), error.strerror or type(error).__name__
+        if error.errno in TYPED:
+            return InputError.not_found(path, why)
+        return LabrlError.about(path, why, code="resources")
+    roots = [each.__module__.partition(".")[0] for each in type(error).__mro__]
+    codes = [LIBRARIES[root] for root in roots if root in LIBRARIES]
+    if isinstance(error, OSError | UnicodeError):
+        codes.append("damaged" if isinstance(error, UnicodeError) else "resources")
+    if _is_of_user(error):
+        codes.append("target")
+    if not codes:
+        return None
+    kind = InputError if codes[0] in ("usage", "syntax") else LabrlError
+    key = vars(error).get("full_key")  # of OmegaConf
+    return kind(sentences(described(error), TRACEBACK), code=codes[0], key=str(key) if key else None)
+
+
+def _is_of_user(error: Exception) -> bool:
+    """Return whether code of the user, or a library that it has called, raised an error."""
+    if any(_PLACE.fullmatch(note) for note in vars(error).get("__notes__", ())):
+        return True
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if is_users_file(file) or file.startswith(os.path.dirname(os.path.abspath(__file__))):
+            return is_users_file(file)
+    return False

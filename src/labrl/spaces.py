@@ -190,7 +190,7 @@ def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
                 f"the observation space {space} is empty: observations need at least one number, such as 0"
             )
         return space
-    inputs = [(name, inner) for name, _, inner in _inputs(space, "", ())]
+    inputs = [(name, inner) for name, _, inner in inputs_of(space)]
     if len(dict(inputs)) < len(inputs):
         raise _unsupported(f"two inputs have the same name: {', '.join(name for name, _ in inputs)}")
     if "" in dict(inputs):
@@ -215,14 +215,6 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
         return np.dtype(np.float32) if dtype == np.float64 else dtype
     fields = [(name, dtype[name].base, dtype[name].shape) for name in dtype.names]
     return np.dtype([(name, stored_dtype(base), shape) for name, base, shape in fields])
-
-
-def places(space: gym.Space[Any]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the name of each input of a space, as in `flat_space`, and its path of keys in an observation.
-
-    A space that is neither a Dict nor a Tuple has a single input, named ''.
-    """
-    return [(name, path) for name, path, _ in _inputs(space, "", ())]
 
 
 def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
@@ -301,15 +293,20 @@ def _element(space: gym.Space[Any]) -> Any:
     return space.sample()
 
 
-def _inputs(
-    space: gym.Space[Any], name: str, path: tuple[Any, ...]
+def inputs_of(
+    space: gym.Space[Any], name: str = "", path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[str, tuple[Any, ...], gym.Space[Any]]]:
+    """Yield the name of each input of a space, as in `flat_space`, its path of keys in an observation, and
+    its space.
+
+    A space that is neither a Dict nor a Tuple has a single input, named ''. name, path: those of `space`.
+    """
     if isinstance(space, gym.spaces.Dict):
         for key, inner in space.spaces.items():
-            yield from _inputs(inner, _below(name, key), (*path, key))
+            yield from inputs_of(inner, _below(name, key), (*path, key))
     elif isinstance(space, gym.spaces.Tuple):
         for index, inner in enumerate(space.spaces):
-            yield from _inputs(inner, _below(name, index), (*path, index))
+            yield from inputs_of(inner, _below(name, index), (*path, index))
     else:
         yield name, path, space
 

@@ -256,7 +256,7 @@ def test_invalid_mask_during_a_run_raises_with_environment_and_step(
     env.config.vectorization, env.config.fresh_env_per_episode = vectorization, False
     vector = make_env(env, seed=0, num_threads=1, num_envs=2)
     vector.reset()
-    with refused("environment", "env", "given", "step 1", "action_mask", kind=EnvironmentFailedError):
+    with refused("environment", "env", "step 1", "action_mask", kind=EnvironmentFailedError):
         vector.step(np.array([2, 2]))
     vector.close()
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +167,10 @@ def test_name_and_group_can_be_configured(tmp_path: Path) -> None:
 
 def test_artifacts_are_the_best_model_the_videos_and_the_report(tmp_path: Path) -> None:
     trial = Trial(tmp_path / "run", "wandb.artifacts=[best,report,videos]")
-    best, videos = trial.session.checkpoints / "best", trial.session.path / "videos"
-    for path in (best / "manifest.json", best / "state.pt", videos / "last.mp4", trial.run.path / "r.html"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"frame": 200}')
+    trial.session.store().save(200, {}, best=True)
+    trial.session.videos.mkdir()
+    for path in (trial.session.videos / "last.mp4", trial.run.path / "r.html"):
+        path.touch()
     trial.end()
     sender = trial.send_to_wandb()
     finish(sender, report=trial.run.path / "r.html")
@@ -201,23 +201,18 @@ def test_videos_are_media_that_the_page_plays(tmp_path: Path) -> None:
 
 
 def test_rows_have_the_times_at_which_they_were_made(tmp_path: Path) -> None:
-    """Rows up to a resume follow the start of their part, and later ones precede the last write."""
+    """The last row is as old as its file, and the others precede it by their time of training."""
     trial = Trial(tmp_path / "run")
-    start = datetime(2026, 1, 2, 12, tzinfo=UTC)
-    resumed = start + timedelta(hours=5)
-    resume = {"time": resumed.isoformat(), "frames": {"0": 200}}
-    trial.run.update(created=start.isoformat(), resumes=[resume])
     for frame, wall in ((100, 10.0), (200, 20.0), (300, 30.0), (400, 45.0)):
         CsvTable(trial.session.train_csv).append({"frame": frame, "wall": wall})
-    last = resumed.timestamp() + 28
+    last = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
     os.utime(trial.session.train_csv, (last, last))
     trial.save(400)
     trial.end()
     finish(trial.send_to_wandb())
     (log,) = logs(trial.session.path)
     times = [row["_timestamp"] for row in read_log(log).rows]
-    expected = [start.timestamp() + 10, start.timestamp() + 20, last - 15, last]
-    assert times == pytest.approx(expected, abs=0.01)
+    assert times == pytest.approx([last - 35, last - 25, last - 15, last], abs=0.01)
 
 
 def test_no_artifacts_are_sent_by_default(tmp_path: Path) -> None:
@@ -285,7 +280,7 @@ def test_server_gets_each_row_once_across_a_kill_and_a_resume(
         trial.save(200)
         first.update()
         kill(first)
-        assert [row["_step"] for row in server.rows(first._id)] == [100, 200]
+        assert [row["_step"] for row in server.rows(first.id)] == [100, 200]
 
         shutil.rmtree(trial.session.path / "wandb")  # only the server knows which rows it has
         trial.go_back(100)  # as if the checkpoint at 200 were damaged
@@ -318,5 +313,5 @@ def test_offline_run_resumed_online_sends_all_its_rows(
         second = trial.send_to_wandb("online")
         trial.end()
         finish(second)
-        assert [row["_step"] for row in server.rows(first._id)] == [100, 200]
+        assert [row["_step"] for row in server.rows(first.id)] == [100, 200]
     assert not list((trial.session.path / "wandb").glob("offline-run-*")), "rows would be sent twice"

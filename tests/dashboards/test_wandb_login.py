@@ -10,8 +10,7 @@ import pytest
 from options import options
 
 from labrl.config.compose import compose, resolve
-from labrl.dashboards.login import choose_mode, has_login
-from labrl.dashboards.sender import shown_on_wandb
+from labrl.dashboards.sender import has_login, is_sent, shown_on_wandb
 from labrl.errors import InputError
 from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
@@ -26,14 +25,9 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mode(**changes: str) -> str:
-    """Return the mode that is chosen for a configuration with these changes."""
-    return choose_mode(options("wandb", **changes))[0]
-
-
-def settings(path: Path, text: str) -> None:
-    """Write a settings file of W&B."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"[default]\n{text}\n")
+    """Return how a run with these changes of the configuration is sent."""
+    sends, line = is_sent(options("wandb", **changes))
+    return "disabled" if not sends else "offline" if line and "offline" in line else "online"
 
 
 def test_auto_is_off_without_a_login_and_online_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,15 +50,7 @@ def test_configured_mode_overrides_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", "online")
     assert mode(mode="offline") == "offline"
-    assert choose_mode(options("wandb", mode="disabled")) == ("disabled", None)
-
-
-def test_auto_follows_settings_files_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "k")
-    settings(tmp_path / ".config" / "wandb" / "settings", "mode = offline")
-    assert mode() == "offline"
-    settings(tmp_path / "wandb" / "settings", "mode = disabled")
-    assert mode() == "disabled"
+    assert is_sent(options("wandb", mode="disabled")) == (False, None)
 
 
 def test_login_is_an_api_key_for_the_server_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +61,11 @@ def test_login_is_an_api_key_for_the_server_in_use(tmp_path: Path, monkeypatch: 
     assert has_login()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     assert not has_login()
-    settings(tmp_path / ".config" / "wandb" / "settings", "api_key = k")
-    assert has_login()
 
 
 @pytest.mark.parametrize("content", ["machine", "\x00\xff", "machine api.wandb.ai login"])
 def test_unreadable_netrc_is_not_a_login(tmp_path: Path, content: str) -> None:
     (tmp_path / ".netrc").write_text(content)
-    settings(tmp_path / ".config" / "wandb" / "settings", "]]")
     assert mode() == "disabled"
 
 

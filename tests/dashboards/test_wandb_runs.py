@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -104,6 +105,20 @@ def test_sending_is_stopped_when_the_wait_is_over(
     overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=offline", "wandb.wait=0"]
     assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     assert str(tmp_path / "run" / "wandb.log") in capfd.readouterr().out
+
+
+def test_server_that_hangs_neither_slows_nor_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("labrl.dashboards.sender.GRACE_SECONDS", 0.0)
+    monkeypatch.setenv("WANDB_API_KEY", API_KEY)
+    run = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and answers nothing
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=online", "wandb.wait=5"]
+        assert main([*overrides, f"hydra.run.dir={run}"]) == 0
+    assert Run.open(run).recorded_status == "finished"
+    assert str(run / "wandb.log") in capfd.readouterr().out
 
 
 def test_run_without_wandb_can_be_sent_later_exactly_once(

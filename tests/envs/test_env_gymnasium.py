@@ -59,22 +59,6 @@ class Restless(Walk):
         return np.array([self.position, np.random.default_rng().random()], np.float32)
 
 
-class Widens(Walk):
-    """Environment of which all instances after the first have another space."""
-
-    def __init__(self, part: str) -> None:
-        super().__init__()
-        made[part] = made.get(part, 0) + 1
-        if made[part] > 1 and part == "observations":
-            self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        elif made[part] > 1:
-            self.action_space = gymnasium.spaces.Discrete(3)
-
-
-made: dict[str, int] = {}
-"""Number of instances of `Widens` for each part of its interface that changes."""
-
-
 class Dies(Walk):
     """Environment whose process is killed during a step, as by a system that is out of memory."""
 
@@ -130,15 +114,6 @@ def test_reset_receives_no_options(vectorization: str) -> None:
     assert len(set(np.ravel(starts))) > 1
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("part", ["observations", "actions"])
-def test_environments_with_different_spaces_are_refused(part: str, fresh: bool) -> None:
-    made.clear()
-    component = own_env(Widens, {"part": part}, fresh_env_per_episode=fresh)
-    with refused("environment", "env.make", "Widens", part):
-        make_env(component, seed=0, num_threads=1, num_envs=2)
-
-
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_workers_ignore_signals_that_the_main_process_handles(number: signal.Signals) -> None:
     env = make_env(gymnasium_env("CartPole-v1", vectorization="async"), seed=1, num_threads=2, num_envs=2)
@@ -172,7 +147,7 @@ def test_exception_of_an_environment_is_raised_unchanged() -> None:
 
 
 def test_worker_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labrl.processes.helper, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(labrl.processes.worker, "LEAVE_SECONDS", 0.1)
     env = make_env(own_env(Lingers, vectorization="async", **UNCHECKED), seed=1, num_threads=2, num_envs=2)
     env.reset()
     env.close()
@@ -349,7 +324,7 @@ def test_wrong_environment_is_refused_with_its_key(
         make_env(component, seed=0, num_threads=1)
 
 
-def test_outdated_version_warns_once_and_not_when_it_is_refused(request: pytest.FixtureRequest) -> None:
+def test_outdated_version_warns_once_for_all_environments(request: pytest.FixtureRequest) -> None:
     for version in (1, 2):
         gymnasium.register(f"LabrlOld-v{version}", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
     request.addfinalizer(lambda: [gymnasium.registry.pop(f"LabrlOld-v{version}") for version in (1, 2)])
@@ -359,7 +334,6 @@ def test_outdated_version_warns_once_and_not_when_it_is_refused(request: pytest.
         assert [warning.category for warning in caught] == [DeprecationWarning]
         with refused("unknown-option", "env.id", "env.id=LabrlOld-v2"):
             describe(gymnasium_env("LabrlOld-v0"))
-        assert len(caught) == 1
 
 
 def test_missing_extra_is_named_in_the_error(request: pytest.FixtureRequest) -> None:

@@ -17,7 +17,6 @@ import labrl
 from labrl.cli import main
 from labrl.envs.make import describe, gives_masks, goals_of, make_env
 from labrl.errors import DONE
-from labrl.trial.baseline import ensure_baseline
 
 NUM_ENVS = 3
 COMPARED = 2
@@ -126,18 +125,6 @@ def test_all_videos_of_enjoy_are_rendered_by_one_environment(log: Path, tmp_path
     assert main([f"+enjoy={run}", "episodes=3", "videos=3"]) == DONE
     assert len(list(run.rglob("*.mp4"))) == 3
     assert count(log, "made") == before + 3 + 1  # three play the episodes, and one renders them
-
-
-@pytest.mark.extended
-def test_random_baseline_creates_one_environment_if_creation_is_slow(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("labrl.trial.baseline.SLOWLY_MADE", 0.0)
-    run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
-    before = count(log, "made")
-    assert ensure_baseline(run, 2.0) is not None
-    assert count(log, "made") == before + 1
 
 
 def test_known_properties_do_not_create_an_environment_again(log: Path) -> None:

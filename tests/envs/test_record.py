@@ -14,7 +14,7 @@ from refusals import damaged
 import labrl
 from labrl.envs.actions import ActionRecord
 from labrl.run.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
-from labrl.trial.playback import check
+from labrl.trial.videos import check
 
 CARTPOLE = [*QUIET, "agent=random", "env=cartpole", "env.num_envs=3", "meta.eval_frequency=300"]
 

@@ -14,9 +14,9 @@ from labrl.processes.signals import how_it_ended
 
 ORPHAN = """
 import signal, sys, time
-from labrl.processes.signals import stop_when_orphaned
+from labrl.processes.signals import when_the_parent_ends
 
-stop_when_orphaned()
+when_the_parent_ends()
 print("begun", flush=True)
 try:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())

@@ -203,11 +203,11 @@ def test_values_of_secret_variables_are_masked_wherever_they_appear(monkeypatch:
 @pytest.mark.extended
 def test_secret_in_an_unexpected_error_or_in_the_output_of_a_trial_is_masked() -> None:
     program = """
-import labrl.cli, labrl.start
+import labrl.cli, labrl.entry_points
 def fail():
     raise RuntimeError("refused api_key=s3cret")
 labrl.cli.list_envs = fail
-raise SystemExit(labrl.start.envs())
+raise SystemExit(labrl.entry_points.envs())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1

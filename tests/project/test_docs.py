@@ -23,7 +23,7 @@ from labrl import cli
 from labrl.config.compose import compose, to_plain
 from labrl.config.keys import walk
 from labrl.errors import WRONG_INPUT
-from labrl.trial.showing import EnjoyRequest
+from labrl.play.options import EnjoyRequest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -16,7 +16,7 @@ from typing import NoReturn
 import pytest
 
 import labrl.cli
-from labrl.dashboards.login import has_login
+from labrl.dashboards.sender import has_login
 from labrl.experiment.search.storage import open_storage, own_url
 from labrl.processes.startup import name_user_and_home
 from labrl.run.experiment import STUDY_FILE

@@ -34,10 +34,6 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return {str(file.relative_to(folder)): file.stat().st_size for file in folder.glob("*/*")}
-
-
 def random_file(checkpoint: Path, rng: np.random.Generator) -> Path:
     return checkpoint / str(rng.choice(FILES))
 
@@ -101,13 +97,9 @@ def test_damage_is_detected_and_the_newest_intact_checkpoint_is_loaded(
         broken = damage(folder / f"frame_{FRAMES[-1]:012d}", np.random.default_rng(seed))
         store = CheckpointStore(folder, keep_last=len(FRAMES))
         announced = store.newest_whole_frame()
-        sizes = _sizes(folder)
         found = store.latest()
         assert found is not None
-        assert announced is not None
-        assert announced >= found.frame
-        if sizes != _sizes(intact):
-            assert announced == found.frame, "the manifest did not reveal a missing file or wrong size"
+        assert announced == found.frame
         assert found.frame == found.state["frame"] == FRAMES[-1 - broken], f"{damage.__name__}, seed {seed}"
         assert torch.equal(found.state["weights"], some_state(found.frame)["weights"])
         assert len(store.broken) == broken

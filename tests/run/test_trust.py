@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import json
 import pkgutil
-import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -400,13 +399,6 @@ def test_own_classes_in_an_unsigned_run_must_be_trusted(
     assert report([str(run), "--trust"]) == 0
     labrl.train([f"+resume={run}", "env.max_frame=1024", "+trust=true"])
     labrl.load(run)  # because the resume has signed it
-
-
-def test_error_says_that_a_function_of_own_files_is_not_a_class(foreign: Run, parts: Path) -> None:
-    """Regression test: the message gave no reason, and advised --config-dir, which had been typed."""
-    with trusting(Trust(config_dir=str(parts))), pytest.raises(InputError) as refused:
-        check_recorded(foreign, config_with(env__make={"_target_": "own_trusted.make"}))
-    assert re.search(r"own_trusted\.make .*class", str(refused.value))
 
 
 def test_own_files_are_accepted_from_the_folder_typed_now_only(foreign: Run, parts: Path) -> None:

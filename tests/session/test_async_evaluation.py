@@ -23,7 +23,7 @@ from labrl.session.acting import ActingCopy
 from labrl.session.callbacks import Callback
 from labrl.session.episodes import Played
 from labrl.session.evaluation import EvaluationEnvs, Quota, Snapshot
-from labrl.session.run import restored_session
+from labrl.session.main import restored_session
 from labrl.session.session import Session
 from labrl.spaces import Spaces
 

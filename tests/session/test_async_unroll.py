@@ -23,18 +23,18 @@ import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.processes.helper import (
+from labrl.processes.worker import (
     Failure,
-    HelperError,
-    HelperProcess,
     ParentConnection,
     ParentEndedError,
     RemoteError,
+    Worker,
+    WorkerError,
 )
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
 from labrl.session import sources
-from labrl.session.run import restored_session
+from labrl.session.main import restored_session
 from labrl.session.session import Session
 from labrl.session.sources import Acted, ActorProcess, WeightsFile
 from labrl.trial.create import check
@@ -49,7 +49,7 @@ PENDULUM = [*SMALL, "env=pendulum"]
 NORMALIZED = ["transforms/observation=normalize"]
 
 
-class InThread(HelperProcess):
+class InThread(Worker):
     """A companion that runs in a thread instead of a process and keeps all steps that it has received."""
 
     def __init__(self, name: str, work: Any, arguments: tuple[Any, ...], *others: Any) -> None:
@@ -89,7 +89,7 @@ class InThread(HelperProcess):
 
 @pytest.fixture
 def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "HelperProcess", InThread)
+    monkeypatch.setattr(sources, "Worker", InThread)
 
 
 def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:
@@ -102,8 +102,8 @@ def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:
 
 def received(session: Session) -> list[Acted]:
     assert isinstance(session.env, ActorProcess)
-    assert isinstance(session.env._helper, InThread)
-    return session.env._helper.received
+    assert isinstance(session.env._worker, InThread)
+    return session.env._worker.received
 
 
 @pytest.mark.usefixtures("in_thread")
@@ -222,7 +222,7 @@ def broken(**kwargs: Any) -> list[str]:
 
 @pytest.mark.usefixtures("in_thread")
 def test_failing_actor_fails_the_run_with_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(HelperError) as raised:
+    with pytest.raises(WorkerError) as raised:
         play(broken(), Run.create(tmp_path / "run"))
     assert raised.value.code == "lost-process"
     assert "ArithmeticError" in str(raised.value)

@@ -18,8 +18,8 @@ from tensorboard_files import scalars
 
 from labrl.cli import main
 from labrl.run.tables import read_rows
+from labrl.run.write_errors import write_all
 from labrl.session.callbacks.closer_look import CloserLook
-from labrl.session.callbacks.event_file import EventFile
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
 
@@ -115,14 +115,20 @@ def test_resume_neither_loses_nor_repeats_histograms(tmp_path: Path) -> None:
     assert found == [(frame, frame) for frame in range(20, 201, 20)]
 
 
-def test_histogram_counts_finite_weights_only() -> None:
-    from labrl.session.callbacks.event_file import histogram
-
+def test_histogram_counts_finite_values_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.array([0.0, 1.0, 1.0, np.nan, np.inf], dtype=np.float32)
-    found = histogram(values)
-    assert (found.min, found.max, found.num, found.sum, found.sum_squares) == (0, 1, 3, 2, 2)
-    assert (found.bucket[0], found.bucket[-1], found.bucket_limit[-1]) == (1, 2, 1)
-    assert histogram(np.array([np.nan])).num == 0
+    look, nothing = CloserLook(), np.array([np.nan])
+    monkeypatch.setattr(look, "values", lambda session: [("some", values, None), ("none", nothing, None)])
+    board = TensorBoard(look)
+    session = Weighted(tmp_path, max_frame=52)
+    session.run_until(52, board, LogTraining(52, [board]))
+    board.finish(session)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["histograms"] == ["some"]
+    (found,) = events.Histograms("some")
+    counts = [count for count in found.histogram_value.bucket if count]
+    assert (found.histogram_value.num, found.histogram_value.sum, counts) == (3, 2, [1, 2])
 
 
 def test_hparams_of_a_trial_are_its_overrides(tmp_path: Path) -> None:
@@ -179,15 +185,15 @@ def newest(checkpoints: Path) -> int:
 def test_training_continues_on_full_disk_and_writes_scalars_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows, flush = [], EventFile.flush
+    rows = []
 
-    def full_for_a_while(file: EventFile) -> None:
-        rows.append(file)
+    def full_for_a_while(path: Path, pending: bytearray) -> None:
+        rows.append(path)
         if len(rows) in (2, 3):
             raise OSError(28, "No space left on device")
-        flush(file)
+        write_all(path, pending)
 
-    monkeypatch.setattr(EventFile, "flush", full_for_a_while)
+    monkeypatch.setattr("labrl.session.callbacks.tensorboard.write_all", full_for_a_while)
     board = TensorBoard()
     session = ToySession(tmp_path, max_frame=200).run(board, LogTraining(25, [board]))
     frames = [row["frame"] for row in read_rows(session.folder.train_csv)]

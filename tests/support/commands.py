@@ -37,7 +37,7 @@ MODULES = (
     "labrl.cli",
     "labrl.commands",
     "labrl.trial.find",
-    "labrl.session.run",
+    "labrl.session.main",
     "labrl.experiment.grid",
     "labrl.experiment.search.begin",
     "labrl.session.session",

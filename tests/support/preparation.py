@@ -17,7 +17,8 @@ from compositions import remember
 from forked import keep_server
 from surroundings import remember_surroundings
 
-from labrl.trial import playback, reporting
+from labrl.trial import reporting
+from labrl.trial import videos as video_files
 
 remember()
 remember_surroundings()
@@ -29,10 +30,10 @@ SELDOM = (20_000, 10, 20)
 """Thresholds of rare garbage collections: after a session has unfrozen all objects, one takes 0.25 s."""
 
 
-_make_report, _prepare, _render_videos = reporting.make_report, reporting.prepare, playback.render_videos
+_make_report, _render_videos = reporting.make_report, video_files.render_videos
 
 
-def _make_empty_report(folder: Path, prepared: object = None, aloud: bool = False) -> None:
+def _make_empty_report(folder: Path, env: object = None, aloud: bool = False) -> None:
     with contextlib.suppress(OSError):
         (folder / "report.html").touch()
 
@@ -43,8 +44,7 @@ def _no_reports_and_videos() -> Iterator[None]:
     total."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reporting, "make_report", _make_empty_report)
-        patch.setattr(reporting, "prepare", lambda folder: None)
-        patch.setattr(playback, "render_videos", lambda run, sessions: [])
+        patch.setattr(video_files, "render_videos", lambda run, sessions: [])
         yield
 
 
@@ -70,16 +70,15 @@ def _as_in_a_new_process(request: pytest.FixtureRequest) -> Iterator[None]:
         logger.handlers = [
             handler for handler in logger.handlers if type(handler) is not logging.StreamHandler
         ]
-    report, videos = (mark in request.keywords for mark in ("report", "uses_videos"))
+    report, videos = map(request.node.get_closest_marker, ("report", "uses_videos"))
     if not report and not videos:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
         if report:
             patch.setattr(reporting, "make_report", _make_report)
-            patch.setattr(reporting, "prepare", _prepare)
         if videos:
-            patch.setattr(playback, "render_videos", _render_videos)
+            patch.setattr(video_files, "render_videos", _render_videos)
         yield
 
 

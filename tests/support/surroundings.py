@@ -21,25 +21,17 @@ ROOT = Path(__file__).parents[2]
 def remember_surroundings() -> None:
     """Cache the description of labrl's repository and of the GPUs, and disable slow calls.
 
-    The versions of Optuna's tables, which it would compile anew for each study, are read once. Git is not
-    called for folders outside any repository, such as those of tests. `os.fsync` only checks its descriptor,
-    and SQLite does not wait for the disk, which takes 10 ms for each of the 17 commits of a trial, because no
-    test can check that data survives a power failure.
+    The versions of Optuna's tables, which it would compile anew for each study, are read once. `os.fsync`
+    only checks its descriptor, and SQLite does not wait for the disk, which takes 10 ms for each of the 17
+    commits of a trial, because no test can check that data survives a power failure.
     """
-    describe, ask = provenance.describe_repository, provenance._git
-    describe_once, ask_once, path = functools.cache(describe), functools.cache(ask), os.environ.get("PATH")
+    describe = provenance.describe_repository
+    describe_once = functools.cache(describe)
 
     def described(root: Path) -> tuple[dict[str, Any], str]:
         return copy.deepcopy(describe_once(root)) if root == ROOT else describe(root)
 
-    def asked(folder: Path, *arguments: str) -> str | None:
-        if folder == ROOT / "src" / "labrl" and os.environ.get("PATH") == path:
-            return ask_once(folder, *arguments)
-        known = any((parent / ".git").exists() for parent in (folder, *folder.parents))
-        return ask(folder, *arguments) if known else None
-
     provenance.describe_repository = described
-    provenance._git = asked
     provenance._gpus = functools.cache(provenance._gpus)
     _VersionManager._create_alembic_script = _once(_VersionManager._create_alembic_script)
     os.fsync = os.fstat  # type: ignore[assignment]  # raises for the same invalid descriptors
@@ -69,7 +61,6 @@ def _once(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def look_around() -> None:
     """Fill the caches of `remember_surroundings`."""
-    for folder in provenance._repositories().values():
-        provenance.describe_repository(folder)
+    provenance.describe_code()
     provenance.installed_packages()
     provenance.describe_machine()

@@ -20,7 +20,7 @@ import labrl.trial.train
 from labrl.cli import main
 from labrl.run.run import Run
 from labrl.seeding import session_seed
-from labrl.session.run import run as run_session
+from labrl.session.main import run as run_session
 
 pytestmark = pytest.mark.extended
 

@@ -21,7 +21,8 @@ from labrl.cli import list_runs, main
 from labrl.config.compose import compose, to_plain
 from labrl.config.edit import edit
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.run.run import Run, RunStatus
+from labrl.run.folder import Status
+from labrl.run.run import Run
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 QUICK = ["agent=random", "env.max_frame=64", *QUIET, "seed=1"]
@@ -53,7 +54,7 @@ def finished(finished_once: Path) -> Path:
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStatus, finished: Path) -> None:
+def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: Status, finished: Path) -> None:
     """Regression test: a run killed after its last session looked unfinished but could not be resumed."""
     run = Run.open(finished)
     info = run.read_info()

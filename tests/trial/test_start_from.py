@@ -73,8 +73,10 @@ def test_agent_starts_with_the_weights_of_the_run(name: str, runs: Path, tmp_pat
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
     assert facts["run"] == str(source)
     assert facts["begun_anew"] == facts["unused"] == []
-    assert facts["sessions"]["0"]["frame"] == labrl.load(source).frame
-    manifest = json.loads((source / "session_0/checkpoints/best/manifest.json").read_text())
+    frame = labrl.load(source).frame
+    assert facts["sessions"]["0"]["frame"] == frame
+    saved = source / "session_0" / "checkpoints" / f"frame_{frame:012d}"
+    manifest = json.loads((saved / "manifest.json").read_text())
     assert facts["sessions"]["0"]["sha256"] == manifest["files"]["state.pt"]["sha256"]
 
 

@@ -1,8 +1,9 @@
 """Reference returns: those of the random policy and of a human, and the return at which an environment counts
 as solved.
 
-The return of the random policy is measured once for each environment (`labrl.trial.baseline`) and kept in a
-cache outside the package. This module neither plays episodes nor writes files.
+The return of the random policy comes from a table for known environments. For others, the command that
+trained has played the random policy (`labrl.trial.reporting`), and recorded the result in the run and in a
+cache. This module neither plays episodes nor writes files.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import hashlib
 import importlib.resources
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labrl.processes.secrets import redact
+from labrl.run.folder import read_json
 from labrl.run.signature import cache_folder
 
 UNDECIDING = ("check", "num_envs", "max_frame", "name", "vectorization", "info_keys", "restarts")
 """Keys of `env` that do not affect the return of a random policy."""
+
+ALTERING = ("make", "max_episode_steps", "wrappers", "reset_options")
+"""Keys of `env` for which the table of known environments does not hold unless they are empty."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Baseline:
     """Sample standard deviation over episodes; None if none was published."""
     episodes: int | None
     source: str
-    """`measured` (on this machine) or `published`."""
+    """`measured` (by the command that trained), `table` (known environments) or `published`."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +67,37 @@ def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
     return redact({key: value for key, value in env.items() if key not in UNDECIDING})
 
 
-def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
-    """Return the measured random baseline of an environment; if there is none, the published baseline of an
-    Atari game; None for other environments."""
+def random_baseline(env: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]] = ()) -> Baseline | None:
+    """Return the return of the random policy in an environment: as published for an Atari game, from the
+    table of known environments, as recorded in a run, or from the cache. Returns None if it is unknown.
+
+    recorded: contents of the `run.json` of runs in the environment.
+    """
+    if (published := human_range(env)) is not None:
+        return Baseline(published[0], None, None, "published")
+    name = [str(env.get("id")), *(f"{key}={value}" for key, value in (env.get("kwargs") or {}).items())]
+    known = _table("random.csv").get(" ".join(name))
+    if known is not None and not any(env.get(key) for key in ALTERING):
+        return Baseline(float(known["mean"]), float(known["std"]), int(known["episodes"]), "table")
+    found = (_as_baseline(info.get("random_return")) for info in recorded)
+    return next(filter(None, found), None) or read_cached(env)
+
+
+def read_cached(env: Mapping[str, Any]) -> Baseline | None:
+    """Return the measured return of the random policy from the cache; None if there is none."""
     path = baseline_path(env)
     # The environment may have had another name when it was measured. Unlike pathlib, glob ignores a folder
     # that is not readable.
     same = sorted(glob.glob(f"*_{path.stem.rsplit('_', 1)[1]}.json", root_dir=path.parent))
-    for file in (path, *map(path.parent.joinpath, same)):
-        try:
-            facts = json.loads(file.read_text(encoding="utf-8"))
-            return Baseline(float(facts["mean"]), facts["std"], int(facts["episodes"]), "measured")
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # not measured yet, or damaged
-    published = human_range(env)
-    return Baseline(published[0], None, None, "published") if published else None
+    return next(filter(None, (_as_baseline(read_json(path.parent / name)) for name in same)), None)
+
+
+def _as_baseline(facts: Any) -> Baseline | None:
+    """Return a recorded baseline; None if it is missing or damaged."""
+    try:
+        return Baseline(float(facts["mean"]), facts["std"], int(facts["episodes"]), "measured")
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def human_range(env: Mapping[str, Any]) -> tuple[float, float] | None:

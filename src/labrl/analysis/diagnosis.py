@@ -436,7 +436,7 @@ def diagnose_folder(folder: Path) -> str:
 def diagnose_run(run: Run) -> list[Sign]:
     """Return the signs in the sessions of a run. A sign that several sessions show is returned once."""
     env = run.config.get("env", {})
-    baseline, threshold = random_baseline(env), threshold_of(env)
+    baseline, threshold = random_baseline(env, [run.info]), threshold_of(env)
     found: dict[str, Sign] = {}
     for session in run.sessions:
         evidence = Evidence(session.train, run.config, baseline, threshold.value if threshold else None)

@@ -14,7 +14,8 @@ from labrl.analysis.formats import distinct_texts
 from labrl.config.keys import key_of, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.run.run import Run, RunStatus, group_config
+from labrl.run.folder import Status
+from labrl.run.run import Run, group_config
 from labrl.run.session import RunSession
 
 FILTERS: dict[str, Callable[[Run], str]] = {
@@ -25,7 +26,7 @@ FILTERS: dict[str, Callable[[Run], str]] = {
 }
 """Attributes of a run that a filter can use, in addition to the keys of its configuration."""
 
-STATUSES = (*get_args(RunStatus), "killed")
+STATUSES = (*get_args(Status), "killed")
 """Values of the filter `status`. `killed`: the process died without recording how the run ended."""
 
 Item = TypeVar("Item")

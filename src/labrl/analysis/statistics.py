@@ -163,7 +163,7 @@ def group_statistics(
             f"runs: all must be in the same environment, got {', '.join(sorted(envs)) or 'no run'}"
         )
     env = runs[0].config.get("env", {})
-    baseline, human = random_baseline(env), human_range(env)
+    baseline, human = random_baseline(env, [run.info for run in runs]), human_range(env)
     wanted = Threshold(threshold, "given") if threshold is not None else threshold_of(env)
     sessions = [(run, session) for run in runs for session in run.sessions]
     reasons = list(reasons_to_leave_out(sessions))

@@ -1,6 +1,7 @@
 """Start and end the process that sends a run to Weights & Biases.
 
-`wandb_session.py` turns the rows of the run folder into steps of W&B.
+`wandb_session.py` is the process, which turns the rows of the run folder into steps of W&B. This module does
+not import wandb.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import netrc
 import os
 import shlex
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from labrl.config.validate import dataclass_of
-from labrl.dashboards.login import Mode, choose_mode
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
 from labrl.processes.follower import Follower
@@ -35,6 +37,44 @@ LOG = "wandb.log"
 _log = logging.getLogger(__name__)
 
 
+def is_sent(config: WandbConfig) -> tuple[bool, str | None]:
+    """Return whether W&B is used for a run, and a line to print at its start (None for no line).
+
+    Raises InputError if `wandb.mode` is online but there is no login, because labrl never asks for one.
+    """
+    asked = os.environ.get("WANDB_MODE") if config.mode == "auto" else None
+    mode = {"offline": "offline", "dryrun": "offline", "disabled": "disabled"}.get(asked or "", config.mode)
+    if mode == "disabled":
+        return False, None
+    if mode == "offline":
+        return True, "W&B: offline; `wandb sync` uploads the run later"
+    if has_login():
+        return True, f"W&B: online, project {config.project}"
+    if mode == "auto":
+        return False, "W&B: off (no login). `wandb login` turns it on; wandb=disabled hides this line"
+    fix = (
+        "Log in once with `wandb login`, set WANDB_API_KEY=<key> before the command, or set wandb=offline to "
+    )
+    fix += "upload the run later"
+    raise InputError.about("wandb.mode=online", f"it needs a login to {_host()}", fix, code="missing")
+
+
+def has_login() -> bool:
+    """Return whether W&B would find an API key in the environment or in ~/.netrc."""
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return True
+    try:
+        keys = netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
+        found = keys.authenticators(urllib.parse.urlsplit(_host()).netloc)
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+        return False
+    return bool(found and found[2])
+
+
+def _host() -> str:
+    return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+
+
 @contextmanager
 def shown_on_wandb(
     config: WandbConfig, run: Run, sessions: Sequence[int], say: Callable[[str], None]
@@ -46,10 +86,10 @@ def shown_on_wandb(
     the first trial of an experiment prints whether its runs are sent. Raises InputError if `wandb=online` is
     set but there is no login.
     """
-    mode, line = choose_mode(config)
+    sends, line = is_sent(config)
     if line and run.is_first_of_experiment:
         say(line)
-    process = None if mode == "disabled" else _started(config, mode, run, sessions)
+    process = _started(config, run, sessions) if sends else None
     try:
         yield
     finally:
@@ -76,23 +116,15 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
         ) from None
     sessions = [one.index for one in run.sessions]
     with run.lock():
-        mode, line = choose_mode(config)
-        if line:
-            say(line)
-        process = _started(config, mode, run, sessions)
+        is_sent(config)
+        process = _started(config, run, sessions)
         return process is not None and _finish(process, config, run, sessions, say)
 
 
-def _started(config: WandbConfig, mode: Mode, run: Run, sessions: Sequence[int]) -> Follower | None:
-    order = {
-        "folder": str(run.path),
-        "mode": mode,
-        "options": dataclasses.asdict(config),
-        "sessions": list(sessions),
-        "parent": os.getpid(),
-    }
+def _started(config: WandbConfig, run: Run, sessions: Sequence[int]) -> Follower | None:
+    order = {"folder": str(run.path), "options": dataclasses.asdict(config), "sessions": list(sessions)}
     try:
-        process = Follower("labrl.dashboards", output=run.path / LOG)
+        process = Follower("labrl.dashboards.wandb_session", output=run.path / LOG)
     except OSError as error:
         _log.warning("the process for Weights & Biases cannot start, but training continues: %s", error)
         return None
@@ -124,18 +156,17 @@ def _finish(
     except (TimeoutError, KeyboardInterrupt):
         process.kill()
         failure = "the upload did not finish in time"
-    found = [read_json(run.path / f"session_{index}" / "wandb.json") for index in sessions]
+    found = [read_json(run.session(index).path / "wandb.json") for index in sessions]
     urls = [facts["url"] for facts in found if facts.get("url")]
     warnings = [facts["warning"] for facts in found if facts.get("warning")] or [failure] * bool(failure)
+    arrived = len(urls) == len(found)
     if urls:
-        more = f" and {len(urls) - 1} more in its group" if len(urls) > 1 else ""
-        say(f"W&B: {urls[0]}{more}")
+        say(f"W&B: {urls[0]}" + (f" and {len(urls) - 1} more in its group" if len(urls) > 1 else ""))
     if warnings:
         say(f"W&B: {warnings[0]} (log: {run.path / LOG})")
-        if len(urls) == len(found):
+        if arrived:
             say(f"W&B: upload the rest with: labrl-wandb {shlex.quote(str(run.path))}")
-    arrived = len(urls) == len(found)
     if not arrived:
         folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
         say(f"W&B: saved in the run folder; upload it with: wandb sync {folders}")
-    return not warnings and arrived
+    return arrived and not warnings

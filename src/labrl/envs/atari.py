@@ -85,7 +85,6 @@ class AtariEnv(Backend):
     """
 
     Config = AtariConfig
-    checks_bounds = False
 
     def __init__(
         self, config: AtariConfig, *, num_envs: int, num_threads: int, evaluation: bool = False

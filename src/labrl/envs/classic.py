@@ -197,8 +197,6 @@ TASKS: dict[str, type[Task]] = {task.ENTRY: task for task in (CartPole, Mountain
 class ClassicControl(Backend):
     """Backend that steps environments of one classic control task."""
 
-    checks_bounds = False
-
     def __init__(self, task: Task, num_envs: int, limit: int, name: str = "") -> None:
         """limit: steps after which an episode is truncated."""
         self._task, self._limit = task, limit

@@ -1,28 +1,33 @@
-"""Find out, before a run, the properties of all environments of a configuration.
+"""Look at the environments of a configuration once, before a run.
 
-The properties are the spaces, whether there are action masks, and whether a seed and actions repeat an
-episode. Environments that are made for this are closed again.
+An environment is played for a few steps to find out its spaces, whether it returns what Gymnasium requires,
+whether there are action masks, and whether a seed and actions repeat an episode. It is closed again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
+import gymnasium
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Space
 
-from labrl.envs.bounds import declares_own_bounds
-from labrl.envs.checked import CheckedEnv, MisfitError
+from labrl.envs.info import number_of, shorten
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid, without_mask
 from labrl.envs.protocol import Repeats
 from labrl.envs.single import EnvFactory, GymnasiumConfig
+from labrl.envs.subenv import fit
 from labrl.errors import TRACEBACK, Code, InputError, LabrlError, described
 from labrl.seeding import global_generators_kept
-from labrl.spaces import copied, flat_space, same, why_unsupported
+from labrl.spaces import copied, flat_space, inputs_of, range_of, same, why_unsupported
+
+_log = logging.getLogger(__name__)
 
 STEPS = 20
 """Number of steps of an episode that is compared. Five episodes are played if all repeat."""
@@ -32,6 +37,8 @@ LOOKALIKES = (
     *("legal_actions", "legal_moves", "available_actions", "avail_actions", "get_avail_actions"),
 )
 """Names of methods, and of entries of infos and observations, that other libraries use for masks."""
+
+OLD_INTERFACE = "This is Gym's old interface: replace `done` by `terminated, truncated`"
 
 _known: dict[Hashable, Description] = {}
 """Descriptions that were made in this process, by environment and by the properties to find out."""
@@ -43,8 +50,6 @@ class Description:
 
     observation_space: Space[Any]
     action_space: Space[Any]
-    checks_bounds: bool
-    """Whether to warn of observations outside the bounds of their space."""
     masked: bool
     """Whether environments provide action masks."""
     lookalikes: Sequence[str]
@@ -76,11 +81,11 @@ def description_of(config: GymnasiumConfig) -> Description:
     key = EnvFactory(config).identity, config.action_mask, compares
     if key not in _known:
         with global_generators_kept():
-            _known[key] = _Examination(config, compares).describe()
+            _known[key] = _Look(config, compares).describe()
     return _known[key]
 
 
-class _Examination:
+class _Look:
     """Plays in environments of one configuration to describe them."""
 
     def __init__(self, config: GymnasiumConfig, compares: bool) -> None:
@@ -90,30 +95,36 @@ class _Examination:
         self._masked = False
         self._lookalikes: dict[str, None] = {}
         self._actions: list[Any] = []
+        self._inputs: list[tuple[tuple[Any, ...], Space[Any]]] = []
+        """Path of each part of an observation, and its space."""
+        self._least: dict[tuple[Any, ...], Any] = {}
+        self._most: dict[tuple[Any, ...], Any] = {}
+        """Least and greatest values of the parts that are Boxes."""
 
     def describe(self) -> Description:
         """Return the properties of the environments."""
         repeats: Repeats = "always"
         with self._made() as env:
-            self._space, self._action_space = env.env.observation_space, env.env.action_space
+            self._space, self._action_space = env.observation_space, env.action_space
             seen = flat_space(without_mask(self._space, self._action_space))
             steps = STEPS if self._compares else int(self._asks_masks)
             if steps and not why_unsupported(seen, self._action_space):
+                self._inputs = [(path, part) for _, path, part in inputs_of(self._space)]
                 self._action_space.seed(0)
                 with self._failing("the environment"):
                     self._actions = [self._action_space.sample() for _ in range(steps)]
                     first = self._play(env, 1)
                     repeats = self._compare(env, first) if self._compares else "always"
+                self._warn_of_bounds(env)
             return Description(
                 observation_space=self._space,
                 action_space=self._action_space,
-                checks_bounds=declares_own_bounds(env.env),
                 masked=self._masked,
                 lookalikes=tuple(self._lookalikes),
                 repeats=repeats,
             )
 
-    def _compare(self, used: CheckedEnv, first: list[Any]) -> Repeats:
+    def _compare(self, used: gymnasium.Env[Any, Any], first: list[Any]) -> Repeats:
         """Return when episodes repeat. first: trace of seed 1 in `used` when it was new."""
         self._play(used, 2)
         again = same(first, self._play(used, 1))
@@ -129,7 +140,9 @@ class _Examination:
             unseeded = same(first, self._play(new, 2))
         return "unseeded" if unseeded else "if new" if among_others else "alone"
 
-    def _play(self, env: CheckedEnv, seed: int, other: CheckedEnv | None = None) -> list[Any]:
+    def _play(
+        self, env: gymnasium.Env[Any, Any], seed: int, other: gymnasium.Env[Any, Any] | None = None
+    ) -> list[Any]:
         """Play the start of an episode. Return its first observation and the results of its steps.
 
         other: environment that is used in turn, with another seed.
@@ -137,16 +150,20 @@ class _Examination:
         beside = () if other is None else self._start(other, seed + 1)
         return [one for one, _ in zip(self._start(env, seed), chain(beside, repeat(None)), strict=False)]
 
-    def _start(self, env: CheckedEnv, seed: int) -> Iterator[Any]:
+    def _start(self, env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Any]:
         """Reset an environment, and step it whenever the next result is asked for."""
-        observation, info = env.reset(seed)
+        # A copy, because an environment may modify its options.
+        answer: Any = env.reset(seed=seed, options=copy.deepcopy(self._options))
+        observation, info = self._examine("reset", answer, ("observation", "info"))
         masked = self._asks_masks and self._has_mask(env, observation, info)
         self._masked |= masked
         # Copied because some environments modify their action, and some their earlier observations.
         yield copied(observation)
         for step, action in enumerate(self._actions):
             valid = replace_invalid(action, self._action_space, observation, info)
-            observation, reward, terminated, truncated, info = env.step(np.array(valid)[()])
+            names = ("observation", "reward", "terminated", "truncated", "info")
+            result: Any = self._examine("step", env.step(np.array(valid)[()]), names)
+            observation, reward, terminated, truncated, info = result
             if self._asks_masks and not masked and step == 0 and self._has_mask(env, observation, info):
                 raise self._unusable(
                     f"it returns info['{KEY}'] from step() but not from reset(), so the valid first actions "
@@ -156,11 +173,65 @@ class _Examination:
             if terminated or truncated:
                 break
 
+    def _examine(self, method: str, answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
+        """Return what a method returned. Raises InputError unless it is what Gymnasium requires."""
+        several = isinstance(answer, tuple | list)
+        if not several or len(answer) != len(names):
+            came = f"{len(answer)} values" if several else shorten(answer)
+            why = f"{method}() must return {len(names)} values, ({', '.join(names)}), but returned {came}"
+            raise self._misfit(why, OLD_INTERFACE if several and len(answer) == 4 else "")
+        observation, others, info = answer[0], answer[1:-1], answer[-1]
+        if not isinstance(info, Mapping):
+            raise self._misfit(f"{method}() returned the info {shorten(info)}, but it must be a dict")
+        for flag in others[1:]:
+            if np.shape(flag) not in ((), (1,)) or not np.isin(flag, (0, 1)).all():
+                raise self._misfit(f"{method}() must return True or False as flags, not {shorten(flag)}")
+        called = f"the observation of {method}()"
+        try:
+            for path, space in self._inputs:
+                part, called = (
+                    observation,
+                    f"observation{''.join(f'[{key!r}]' for key in path)} of {method}()",
+                )
+                for key in path:
+                    part = part[key]
+                array = fit(space, part)
+                if isinstance(space, Box):
+                    self._least[path] = np.fmin(self._least.get(path, array), array)
+                    self._most[path] = np.fmax(self._most.get(path, array), array)
+            called = f"the reward of {method}()"
+            for reward in others[:1]:
+                number_of(reward)
+        except (LookupError, TypeError, ValueError) as error:
+            raise self._misfit(f"{called} {error}") from error
+        return tuple(answer)
+
+    def _warn_of_bounds(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Warn of observations outside the bounds of their space, by which networks scale bytes, and of bytes
+        that are only 0 or 1. Environments of Gymnasium exceed bounds that nobody will change."""
+        while not _is_own(env) and isinstance(env, gymnasium.Wrapper):
+            env = env.env
+        for path, space in self._inputs if _is_own(env) else ():
+            if not isinstance(space, Box) or path not in self._least:
+                continue
+            least, most = self._least[path], self._most[path]
+            slack = 1e-3 * np.maximum(np.abs(space.low * 1.0), np.abs(space.high * 1.0))
+            called = f"{self._make.named}: {_called(path)}"
+            if (least < space.low - slack).any() or (most > space.high + slack).any():
+                _log.warning("%s exceeds the bounds of its space, %s, and is not clipped", called, space)
+            elif range_of(space) == 255.0 and most.max() <= 1 and self._compares:
+                _log.warning(
+                    "%s contained only 0 and 1, but networks divide the bytes of its space, %s, by 255. If "
+                    "it is an image with values from 0 to 1, multiply it by 255; if flags, declare high=1",
+                    called,
+                    space,
+                )
+
     @contextlib.contextmanager
-    def _made(self) -> Iterator[CheckedEnv]:
+    def _made(self) -> Iterator[gymnasium.Env[Any, Any]]:
         """Context manager: make an environment, and close it at the end."""
         try:
-            env = CheckedEnv(self._make, self._make.named, options=self._options)
+            env = self._make()
         except (Exception, SystemExit) as error:
             if not self._actions:
                 raise
@@ -176,15 +247,15 @@ class _Examination:
         with contextlib.suppress(Exception) if self._compares else self._failing("close()"):
             env.close()
 
-    def _has_mask(self, env: CheckedEnv, observation: Any, info: Any) -> bool:
+    def _has_mask(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> bool:
         """Return whether `env` returned a mask, in its observation or info. Raises InputError if the mask
         does not fit the action space."""
         space, carried = self._action_space, carries_mask(self._space, self._action_space)
         if (given := observation[KEY] if carried else info.get(KEY)) is None:
             parts = {"info": info, "observation": observation if isinstance(observation, Mapping) else {}}
-            places = [f"{part}[{name!r}]" for part in parts for name in LOOKALIKES if name in parts[part]]
-            places += [f"its {name}" for name in LOOKALIKES if env.env.has_wrapper_attr(name)]
-            self._lookalikes |= dict.fromkeys(places)
+            found = [f"{part}[{name!r}]" for part in parts for name in LOOKALIKES if name in parts[part]]
+            found += [f"its {name}" for name in LOOKALIKES if env.has_wrapper_attr(name)]
+            self._lookalikes |= dict.fromkeys(found)
             return False
         if not choices(space):
             raise self._unusable(
@@ -203,13 +274,16 @@ class _Examination:
         """Convert exceptions of the environment to InputError. what: name of what failed, for the message."""
         try:
             yield
-        except MisfitError as error:
-            raise InputError(str(error), code="environment", key=self._make.key) from error
         except LabrlError:
             raise
         except (Exception, SystemExit) as error:
+            # Wrappers unpack what the environment returned.
+            hint = f"{OLD_INTERFACE}. " if "expected 5, got 4" in str(error) else ""
             why = f"{what} failed before the run: {described(error)}"
-            raise self._unusable(why, TRACEBACK, key=self._make.key) from error
+            raise self._misfit(why, f"{hint}{TRACEBACK}") from error
+
+    def _misfit(self, why: str, fix: str = "") -> InputError:
+        return self._unusable(why, fix, key=self._make.key)
 
     def _unusable(
         self,
@@ -219,3 +293,12 @@ class _Examination:
         key: str = "env.action_mask",
     ) -> InputError:
         return InputError.about(self._make.named, why, fix, code=code, key=key)
+
+
+def _called(path: tuple[Any, ...]) -> str:
+    return f"observation{''.join(f'[{key!r}]' for key in path)}"
+
+
+def _is_own(part: object) -> bool:
+    """Return whether an environment or a wrapper belongs neither to labrl, Gymnasium nor the ALE."""
+    return type(part).__module__.partition(".")[0] not in ("gymnasium", "ale_py", "labrl")

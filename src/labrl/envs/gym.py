@@ -9,19 +9,20 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Space, Tuple
+from gymnasium.spaces import Box, Dict, Space, Tuple
 from numpy.typing import NDArray
 
-from labrl.envs.checked import CheckedEnv
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.description import Description, description_of
 from labrl.envs.goals import GoalEnv
 from labrl.envs.masks import KEY, OBSERVATION, choices, without_mask
 from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.single import EnvFactory, GymnasiumConfig
+from labrl.envs.subenv import SubEnv, fit
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
-from labrl.spaces import ACHIEVED, DESIRED, array_dtype, flat_space, places
+from labrl.errors import EnvironmentFailedError
+from labrl.spaces import ACHIEVED, DESIRED, array_dtype, flat_space, inputs_of
 
 _log = logging.getLogger(__name__)
 
@@ -52,17 +53,16 @@ class GymnasiumEnv(Backend):
         self.name, self.num_envs, self.frame_skip = config.name, num_envs, 1
         self.workers: Workers | None = None
         """Processes of the environments; None if they are stepped in this process."""
-        self.envs: list[CheckedEnv] = []
+        self.envs: list[SubEnv] = []
         """Environments that are stepped one after the other in this process."""
         # Without a limit, the evaluation of a policy that is stuck would never end.
         factory = EnvFactory(config, LONGEST_EVALUATION if evaluation else None)
         known = known or description_of(config)
-        factory.spaces = given, self.action_space = known.observation_space, known.action_space
-        self.masked, self.checks_bounds = known.masked, known.checks_bounds
-        make: Callable[..., CheckedEnv] = partial(
-            CheckedEnv,
+        given, self.action_space = known.observation_space, known.action_space
+        self.masked = known.masked
+        make: Callable[..., SubEnv] = partial(
+            SubEnv,
             factory,
-            config.name,
             masked=self.masked,
             wanted=config.action_mask,
             numbers=config.info_keys or {},
@@ -81,9 +81,10 @@ class GymnasiumEnv(Backend):
         self._shape = () if several else self.observation_space.shape or ()
         sole = isinstance(given, Dict) and given.spaces.get(OBSERVATION) is own_space
         above = (OBSERVATION,) if sole else ()
-        self._inputs = [(name, (*above, *path)) for name, path in places(own_space)]
-        """Fields of labrl's observation, each with its path of keys in the environment's observation."""
-        self._is_single = given is own_space and not several
+        self._inputs = [(name, (*above, *path), part) for name, path, part in inputs_of(own_space)]
+        """Fields of labrl's observation, each with its path of keys in the environment's observation and its
+        space."""
+        self._is_single = given is own_space and isinstance(given, Box)
         self._observation = np.empty((num_envs, *self._shape), self._dtype)
         """Latest observations. [num_envs, *obs]"""
         self._uses_infos = bool(config.info_keys)
@@ -174,16 +175,18 @@ class GymnasiumEnv(Backend):
         valid = None if self.action_mask is None else np.ones_like(self.action_mask)
         answers: Iterable[Any]
         if self.workers is None:
-            answers = map(CheckedEnv.step, self.envs, actions)
+            answers = map(SubEnv.step, self.envs, actions)
         else:
             answers = self.workers.call("step", dict(enumerate(actions)))
         for env, answer in enumerate(answers):
             # Copied at once, because environments may return the same array in every step, or share it.
-            if self._is_single:
-                observations[env] = answer[0]
+            observation, reward, ended[env], truncated[env], info = answer
+            plain = self._is_single and type(observation) is np.ndarray and observation.dtype == self._dtype
+            if plain and observation.shape == self._shape:
+                observations[env] = observation
             else:
-                self._place(observations, env, answer[0])
-            _, rewards[env], ended[env], truncated[env], info = answer
+                self._place(observations, env, observation)
+            rewards[env] = reward
             self._infos[env] = info
             if valid is not None and KEY in info:
                 valid[env] = info[KEY]
@@ -212,13 +215,14 @@ class GymnasiumEnv(Backend):
     def _place(self, observations: NDArray, env: int, observation: Any) -> None:
         """Copy the possibly nested observation of one environment into its row of `observations`.
 
-        observations: [num_envs, *obs].
+        observations: [num_envs, *obs]. Raises EnvironmentFailedError if the observation does not fit.
         """
-        for name, path in self._inputs:
-            part = observation
-            for key in path:
-                part = part[key]
-            if name:
-                observations[name][env] = part
-            else:
-                observations[env] = part
+        try:
+            for name, path, space in self._inputs:
+                part = observation
+                for key in path:
+                    part = part[key]
+                (observations[name] if name else observations)[env] = fit(space, part)
+        except (LookupError, TypeError, ValueError) as error:
+            why = f"the observation of environment {env} does not fit: {type(error).__name__}: {error}"
+            raise EnvironmentFailedError.about(self.name, why, key="env") from error

@@ -12,7 +12,6 @@ from gymnasium.spaces import Space
 
 from labrl.component import Component
 from labrl.config.schema import EnvironmentConfig
-from labrl.envs.bounds import BoundsCheck
 from labrl.envs.info import EpisodeNumbers
 from labrl.envs.protocol import Backend, Watched
 from labrl.envs.vector import VectorEnv
@@ -43,10 +42,7 @@ def make_env(
         backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
     keys = info_keys(env)
     numbers = EpisodeNumbers(keys, backend.num_envs, backend.name, warns=not evaluation) if keys else None
-    bounds = None
-    if backend.checks_bounds and not evaluation and not first:  # so that a session warns once
-        bounds = BoundsCheck(backend.observation_space, backend.name)
-    return VectorEnv(backend, seed, first, numbers, bounds)
+    return VectorEnv(backend, seed, first, numbers)
 
 
 def info_keys(env: Component) -> dict[str, Reduction]:

@@ -83,9 +83,6 @@ class Backend(ABC):
     `_name` is False."""
     goals: Goals | None = None
     """Object that computes rewards for other goals; None for environments without goals."""
-    checks_bounds: bool = True
-    """Whether to warn of observations outside the bounds of their space. False for environments of Gymnasium
-    and the ALE, which exceed their bounds."""
     prepares: bool = False
     """Whether the backend implements `prepare`."""
 

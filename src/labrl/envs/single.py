@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import inspect
 import logging
 import re
 import sys
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import gymnasium
 from gymnasium import error
-from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
 
-from labrl.component import Component, importing, signature_of
+from labrl.component import Component, importing
 from labrl.config.schema import EnvironmentConfig
 from labrl.config.traits import Watches
 from labrl.envs.games import env_of, games
-from labrl.errors import Code, InputError, LabrlError
+from labrl.errors import Code, InputError, LabrlError, described
 from labrl.mistakes.spelling import nearest, suggested
 from labrl.types import NonNegativeInt, PositiveInt
 
@@ -33,22 +30,10 @@ EXTRAS = ("box2d", "mujoco")
 _ID = re.compile(r"(\w+(\.\w+)*:)?([\w-]+/)?[\w.-]+")
 """Pattern of ids: an optional module that registers the id, an optional namespace, and a name."""
 
-_shown: set[str] = set()
-"""Warnings of environments that were already shown, so that no warning is shown twice."""
+_made: set[str] = set()
+"""Ids of the environments that this process has made."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
-
-
-def _no_vector_env(value: Any) -> Any:
-    """Return `value`. Raises for `vector_entry_point`, with which earlier versions of labrl stepped a user's
-    vector environment."""
-    if value == "vector_entry_point":
-        raise PydanticCustomError(
-            "unsupported",
-            "must be auto, sync or async (to step your environments all at once, derive a class from "
-            "labrl.envs.protocol.Backend, and set env._target_ to it)",
-        )
-    return value
 
 
 @dataclass(kw_only=True)
@@ -63,7 +48,7 @@ class GymnasiumConfig(EnvironmentConfig):
     """A gymnasium.Env class, or a function that returns one. Set either this or `id`."""
     kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
-    vectorization: Annotated[Literal["auto", "sync", "async"], BeforeValidator(_no_vector_env)]
+    vectorization: Literal["auto", "sync", "async"]
     """How environments are stepped. auto: labrl's own implementation of classic control, otherwise sync;
     sync: one after the other in this process, which is fastest if a step takes less than about 0.1 ms; async:
     each in its own process. All give the same results."""
@@ -123,8 +108,6 @@ class EnvFactory:
                 code="contradiction" if config.make else "missing",
             )
         self.config, self.longest = config, longest
-        self.spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None
-        """Observation and action spaces that environments must have; None: any spaces."""
 
     @property
     def key(self) -> str:
@@ -158,20 +141,13 @@ class EnvFactory:
                 raise InputError.about(setting, why, code="target")
         if (config.make is not None or config.wrappers) and config.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, max_episode_steps=config.max_episode_steps)
-        try:
-            found: dict[str, Any] = {"observations": env.observation_space, "actions": env.action_space}
-        except AttributeError:
-            found = {}
-        if not found or not all(isinstance(space, gymnasium.Space) for space in found.values()):
-            why = "the environment needs an observation_space and an action_space, each a gymnasium.Space"
-            code: Code = "environment" if config.make is None else "target"
-            raise InputError.about(self.named, why, "Set both in its __init__", code=code, key=self.key)
-        for (what, its), first in zip(found.items(), self.spaces or found.values(), strict=True):
-            if its != first:
-                why = f"the {what} of one environment are {its}, but those of the first are {first}"
-                fix = "env.make to a wrapper that makes them equal"
-                raise InputError.about(self.named, why, fix, code="environment", key=self.key)
-        return self.limit(env)
+        with contextlib.suppress(AttributeError):
+            spaces: Any = env.observation_space, env.action_space
+            if all(isinstance(space, gymnasium.Space) for space in spaces):
+                return self.limit(env)
+        code: Code = "environment" if config.make is None else "target"
+        why = "the environment needs an observation_space and an action_space, each a gymnasium.Space"
+        raise InputError.about(self.named, why, "Set both in its __init__", code=code, key=self.key)
 
     def limit(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """Return `env`, with a limit of `longest` steps per episode if nothing else limits it."""
@@ -199,19 +175,7 @@ class EnvFactory:
 
     def _make_own(self, make: Component) -> Any:
         """Make an environment of the user's class. Raises InputError if it is not a gymnasium.Env."""
-        target, signature = make.load(), signature_of(make.load())
-        several = isinstance(target, type) and issubclass(target, gymnasium.vector.VectorEnv)
-        settings = {**(make.config if isinstance(make.config, dict) else {}), **self.config.kwargs}
-        if signature is not None and "num_envs" in signature.parameters and "num_envs" not in settings:
-            several = several or signature.parameters["num_envs"].default is inspect.Parameter.empty
-        env = None if several else make.build(**self.config.kwargs)
-        setting = f"env.make._target_={make.target}"
-        if several or isinstance(env, gymnasium.vector.VectorEnv):
-            raise InputError.unsupported(
-                setting,
-                "makes a vector environment, but must make a gymnasium.Env (to step your environments all at "
-                "once, derive a class from labrl.envs.protocol.Backend, and set env._target_ to it)",
-            )
+        env, setting = make.build(**self.config.kwargs), f"env.make._target_={make.target}"
         if not isinstance(env, gymnasium.Env):
             why = f"must make a gymnasium.Env, but made a {type(env).__name__}"
             raise InputError.about(setting, why, code="target")
@@ -223,14 +187,11 @@ class EnvFactory:
         if not _ID.fullmatch(env_id):
             allowed = "be <name>-v<version>, such as CartPole-v1, or <namespace>/<name>-v<version>"
             raise InputError.about(f"env.id={env_id}", f"must {allowed}", code="unknown-option")
+        # With wrappers, which may repeat steps, the limit is set outside them. Gymnasium's checker costs more
+        # than a step of CartPole.
+        limit = -1 if config.wrappers and config.max_episode_steps else config.max_episode_steps
         try:
-            with warnings.catch_warnings(record=True) as heard:
-                # With wrappers, which may repeat steps, the limit is set outside them. Gymnasium's checker
-                # costs more than a step of CartPole; `CheckedEnv` replaces it.
-                limit = -1 if config.wrappers and config.max_episode_steps else config.max_episode_steps
-                env = gymnasium.make(
-                    env_id, max_episode_steps=limit, disable_env_checker=True, **config.kwargs
-                )
+            return gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True, **config.kwargs)
         except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv):
@@ -242,16 +203,9 @@ class EnvFactory:
             why = f"needs a package that is not installed: {problem}"
             raise InputError.about(f"env.id={env_id}", why, code="not-installed") from problem
         except (Exception, SystemExit) as problem:  # environments reject arguments with any exception
-            reason = f"{type(problem).__name__}: {problem}"
-            place, why = f"env.id={env_id}", f"this environment cannot be made: {reason}"
-            if config.kwargs:
-                place, why = f"env.kwargs={config.kwargs}", f"do not fit env.id={env_id}: {reason}"
+            place = f"env.kwargs={config.kwargs}" if config.kwargs else f"env.id={env_id}"
+            why = f"this environment cannot be made: {described(problem)}"
             raise InputError.about(place, why, code="environment") from problem
-        for warning in heard:  # after a failure, the error message is enough
-            if str(warning.message) not in _shown:
-                _shown.add(str(warning.message))
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        return env
 
 
 class FallbackTimeLimit(gymnasium.wrappers.TimeLimit):
@@ -280,14 +234,12 @@ def _import(module: str) -> None:
     try:
         with importing(module):
             importlib.import_module(module)
-    except ImportError as problem:
-        fix = "Install the package that registers env.id, or correct the name"
-        raise InputError.about(
-            place, f"cannot be imported: {problem}", fix, code="not-installed"
-        ) from problem
     except (Exception, SystemExit) as problem:  # importing a package can fail in any way
-        why = f"importing it failed: {type(problem).__name__}: {problem}"
-        raise InputError.about(place, why, code="environment") from problem
+        missing = isinstance(problem, ImportError)
+        fix = "Install the package that registers env.id, or correct the name" if missing else ""
+        why = f"cannot be imported: {described(problem)}"
+        code: Code = "not-installed" if missing else "environment"
+        raise InputError.about(place, why, fix, code=code) from problem
     if (ale := sys.modules.get("ale_py")) is not None:  # otherwise it prints a greeting to standard error
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.envs.actions import ActionRecord, action_statistics
-from labrl.envs.bounds import BoundsCheck
 from labrl.envs.info import EpisodeNumbers
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
@@ -59,7 +58,6 @@ class VectorEnv:
         seed: int,
         first: int = 0,
         numbers: EpisodeNumbers | None = None,
-        bounds: BoundsCheck | None = None,
     ) -> None:
         """seed: seed of the session; first: index of the first environment in the session, > 0 if other ranks
         step earlier environments; numbers: record of numbers from infos, None if there are none to record;
@@ -68,7 +66,7 @@ class VectorEnv:
         # A user's backend may modify the arrays that it has returned.
         self._copies = type(backend).__module__.partition(".")[0] != __name__.partition(".")[0]
         self._copies_actions = self._copies or bool(backend.action_space.shape)
-        self._first, self._numbers, self._bounds = first, numbers, bounds
+        self._first, self._numbers = first, numbers
         self.seed = seed
         """Seed of the session, from which the seeds of all episodes are derived."""
         self.name = backend.name
@@ -108,8 +106,6 @@ class VectorEnv:
         """
         self._begin(self.seed if seed is None else seed)
         observation = self._observation = self._reset_backend(self._all)
-        if self._bounds is not None:
-            self._bounds.check(observation, self._steps, self._record.lengths)
         self.action_mask = self._mask(self._all)
         return observation
 
@@ -140,8 +136,6 @@ class VectorEnv:
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
         self._steps += 1
-        if self._bounds is not None and self._steps >= self._bounds.due:
-            self._bounds.check(observation, self._steps, self._record.lengths)
         if self.masked:
             self.action_mask = step.mask = step.next_mask = self._mask(~ended)
         if over.nonzero()[0].size:

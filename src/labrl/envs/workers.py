@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from labrl.envs.checked import CheckedEnv
 from labrl.envs.masks import KEY
+from labrl.envs.subenv import SubEnv
 from labrl.errors import LabrlError, LostProcessError, described
-from labrl.processes.helper import (
-    HelperError,
-    HelperProcess,
+from labrl.processes.worker import (
     ParentConnection,
     ParentEndedError,
     RemoteError,
+    Worker,
+    WorkerError,
     close_all,
 )
 from labrl.spaces import same
@@ -51,7 +51,7 @@ class Workers:
     """
 
     def __init__(
-        self, makes: Sequence[Callable[[], CheckedEnv]], at_once: int, restarts: int = 0, name: str = ""
+        self, makes: Sequence[Callable[[], SubEnv]], at_once: int, restarts: int = 0, name: str = ""
     ) -> None:
         """Start the processes and wait until all have made their environment.
 
@@ -99,7 +99,7 @@ class Workers:
             try:
                 return attempt()
             except Exception as error:
-                # Answers that do not fit would not fit again.
+                # labrl's own refusals would be repeated.
                 final = isinstance(error, LabrlError) and not isinstance(error, EnvironmentLostError)
                 if not (final or self._left[number]) and self._restarts:
                     error.add_note(f"env.restarts={self._restarts} is used up")
@@ -147,25 +147,25 @@ class Workers:
         self._send(number, method, given)
         return self._receive(number)
 
-    def _start(self, number: int) -> HelperProcess:
+    def _start(self, number: int) -> Worker:
         name = f"the worker process of environment {number}"
-        return HelperProcess(name, _serve, (self._makes[number],))
+        return Worker(name, _serve, (self._makes[number],))
 
     def _send(self, number: int, method: str, given: Any) -> None:
-        with suppress(HelperError):  # the worker has died, which receiving reports
+        with suppress(WorkerError):  # the worker has died, which receiving reports
             self._workers[number].send((method, given))
 
     def _receive(self, number: int) -> Any:
         try:
             answer, error, trace = self._workers[number].receive()
-        except HelperError as lost:
+        except WorkerError as lost:
             raise EnvironmentLostError(str(lost), key="env") from lost.__cause__
         if error is not None:
             raise error from RemoteError(trace)
         return answer
 
 
-def _serve(session: ParentConnection, make: Callable[[], CheckedEnv]) -> None:
+def _serve(session: ParentConnection, make: Callable[[], SubEnv]) -> None:
     """Make an environment in a worker process, and call its methods as the session asks."""
     env = None
     try:

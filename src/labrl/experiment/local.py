@@ -10,7 +10,7 @@ from labrl.experiment.launcher import TrialLauncher, check_count
 from labrl.experiment.machine import Machine, Need, Share
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Task
 from labrl.processes.signals import SAVE, exit_code_of, how_it_ended
-from labrl.session.worker import TRIALS, Worker, start_server, wait_for
+from labrl.session.worker import TRIALS, SessionWorker, start_server, wait_for
 
 ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -signal.SIGTERM)
 """Exit codes of a process that a signal has asked to end."""
@@ -20,7 +20,7 @@ ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -sign
 class _Job:
     """A trial that a worker trains on some of the slots of this machine."""
 
-    worker: Worker
+    worker: SessionWorker
     share: Share
     told_to_stop: bool = False
 
@@ -41,7 +41,7 @@ class WorkersLauncher(TrialLauncher):
         run."""
         super().__init__()
         self._jobs: dict[int, _Job] = {}
-        self._idle: list[Worker] = []
+        self._idle: list[SessionWorker] = []
         self._n_jobs = n_jobs
         self.limit = None if n_jobs == -1 else n_jobs
 
@@ -83,7 +83,7 @@ class WorkersLauncher(TrialLauncher):
         else:
             if self._idle:  # PyTorch has initialized its GPUs, so it cannot use others.
                 self._idle.pop().close()
-            worker = Worker(share.environment, self.work)
+            worker = SessionWorker(share.environment, self.work)
         self._jobs[task.number] = _Job(worker, share)
         worker.run(planned.order)
 

@@ -13,7 +13,8 @@ from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_n
 from labrl.config.keys import shortened
 from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
-from labrl.run.experiment import TRIAL_LOG, Experiment, ExperimentStatus, TrialRecord
+from labrl.run.experiment import TRIAL_LOG, Experiment, TrialRecord
+from labrl.run.folder import Status
 from labrl.run.run import Run
 from labrl.session.callbacks.display import Display
 from labrl.trial.summary import say
@@ -51,7 +52,7 @@ def print_experiment(
     path: Path,
     records: Sequence[TrialRecord],
     outcomes: Mapping[int, Outcome],
-    status: ExperimentStatus,
+    status: Status,
 ) -> None:
     """Print a table of the trials, a table of the groups, the failures, and the path of the folder."""
     overrides = own_texts(records)

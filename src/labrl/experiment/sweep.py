@@ -24,8 +24,8 @@ from labrl.experiment.stages import check_resume, next_stage, requested_stages, 
 from labrl.experiment.summary import how_to_resume_experiment, own_texts, print_experiment, said_of
 from labrl.experiment.trials import Trials
 from labrl.processes.signals import Stopped, signals_raise
-from labrl.run.experiment import Experiment, ExperimentKind, ExperimentStatus, TrialRecord, discard_refused
-from labrl.run.folder import place
+from labrl.run.experiment import Experiment, ExperimentKind, TrialRecord, discard_refused
+from labrl.run.folder import Status, place
 from labrl.run.provenance import describe_code
 from labrl.run.run import MARKER, Run
 from labrl.session.interruption import Interruption
@@ -201,7 +201,7 @@ class Grid(Queue):
         codes = [outcome.exit_code for outcome in self.outcomes.values()]
         failed = max((code for code in codes if code < INTERRUPTED), default=DONE)
         stopped = max((code for code in codes if code >= INTERRUPTED), default=DONE)
-        status: ExperimentStatus
+        status: Status
         if interrupted is not None or len(self.outcomes) < len(self.records) or (stopped and not failed):
             status, code = "interrupted", interrupted or stopped or FAILED
         else:

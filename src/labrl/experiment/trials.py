@@ -14,14 +14,13 @@ from labrl.config.extensions import slug
 from labrl.config.keys import without_alias
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
-from labrl.errors import LabrlError
+from labrl.errors import LabrlError, answer_to, described
 from labrl.experiment.scheduler import Outcome, Planned, Task, recorded
 from labrl.processes.output import (
     INDENT,
     labeled_output,
     print_error,
     print_traceback,
-    print_unexpected,
     printing_to,
 )
 from labrl.processes.script import refuse_main
@@ -150,17 +149,14 @@ class Trials:
     def _refused(self, error: Exception, task: Task) -> Outcome:
         """Return the outcome of a trial that `error` has refused. In a grid, the experiment prints it; a log
         also receives the traceback of a failure of the user's own code."""
-        known = isinstance(error, LabrlError)
-        own = not known or error.__cause__ is not None
-        if self.full_error or (task.log is not None and own):
+        answer = answer_to(error)
+        if self.full_error or (task.log is not None and (answer is not error or error.__cause__)):
             print_traceback(error, INDENT if task.log else "")
-        if isinstance(error, LabrlError):
-            if self.kind != "grid":
-                print_error(error)
-            return Outcome.failed(str(error), error.exit_code)
+        if answer is None:
+            answer = LabrlError(redact(described(error)))
         if self.kind != "grid":
-            print_unexpected(error, f"the trial in {task.folder}")
-        return Outcome.failed(redact(f"{type(error).__name__}: {error}"))
+            print_error(answer)
+        return Outcome.failed(str(answer), answer.exit_code)
 
 
 def edits_of(run: Run, overrides: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Processes that read a run folder: they send the run to a dashboard, report on it, or measure a baseline."""
+"""Processes that read a run folder, for example to send the run to a dashboard."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from labrl.errors import TRACEBACK, LabrlError
+from labrl.errors import FAILED, LabrlError, answer_to
 from labrl.processes.secrets import redact
 
 INDENT = "  "
@@ -133,10 +133,18 @@ def print_traceback(error: Exception, indent: str = "") -> None:
     print(textwrap.indent(text, indent), end="", file=sys.stderr)
 
 
-def print_unexpected(error: Exception, what: str) -> None:
-    """Print that an error of code that is not labrl's has ended `what`."""
-    print(f"labrl: {what} failed: {redact(f'{type(error).__name__}: {error}')}", file=sys.stderr)
-    print(f"labrl: {TRACEBACK}", file=sys.stderr)
+def print_failure(error: Exception, with_traceback: bool = False) -> int:
+    """Print the error that ends a command, in one line or, if the mistake is in labrl, as a traceback.
+
+    Return the exit code.
+    """
+    if (answer := answer_to(error)) is not None:
+        if with_traceback and answer is not error:
+            print_traceback(error)
+        return print_error(answer, with_traceback and answer is error)
+    print_traceback(error)
+    print("labrl: this is a mistake in labrl. Please report it with the traceback above", file=sys.stderr)
+    return FAILED
 
 
 @contextlib.contextmanager

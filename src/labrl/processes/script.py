@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import multiprocessing
 import sys
 from collections.abc import Iterable, Mapping
 from types import FrameType
@@ -41,12 +42,18 @@ def begin(caller: str) -> None:
 
 
 def refuse_main(env_id: str | None, why: str) -> None:
-    """Raise InputError if the run uses definitions of the script or notebook, or an environment that the
-    script has registered. Other processes do not have these.
+    """Raise InputError if this process cannot start others, or if the run uses definitions of the script or
+    notebook, or an environment that the script has registered. Other processes do not have these.
 
     env_id: id of the environment; why: setting that makes other processes necessary, as in
     `meta.max_session=2`.
     """
+    if multiprocessing.current_process().daemon:
+        whose = (
+            "it needs processes, which a daemonic process, such as a worker of multiprocessing.Pool, cannot"
+        )
+        fix = "Call labrl from a concurrent.futures.ProcessPoolExecutor instead"
+        raise InputError.usage(why, f"{whose} start", fix)
     names = sorted(used_of_main)
     if names or _homes().get(env_id or "") == MAIN:
         place = f"_target_={MAIN}.{names[0]}" if names else f"env.id={env_id}"

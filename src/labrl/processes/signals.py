@@ -7,13 +7,12 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker, util
+from multiprocessing import resource_tracker
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from labrl.errors import INTERRUPTED, TERMINATED
 
@@ -22,10 +21,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 SAVE = signal.SIGUSR2
 """Signal upon which a run saves a checkpoint and continues. Processes that cannot do this ignore it."""
-
-SOCKET_FOLDER_BYTES = 70
-"""Maximum length in bytes of the path of a folder in which multiprocessing can create sockets. The system
-allows 104 bytes for the path of a socket, of which multiprocessing needs 33."""
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def exit_code_of(number: int | None) -> int:
@@ -69,28 +65,19 @@ def signals_leave(message: str = "") -> Iterator[None]:
 def signals_raise() -> Iterator[None]:
     """Context manager: make those SIGNALS that have no other handler raise KeyboardInterrupt or Stopped.
 
-    During an import, the exception is raised after the import. A second Ctrl-C ends the process at once.
+    During an import, and on a second Ctrl-C, the process ends at once.
     """
     came = False
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal came
-        if came:
-            if number == signal.SIGINT:
-                leave_at_once(number)
-            return
-        came = True
-        if _is_importing(frame):
-            before = signal.signal(signal.SIGALRM, lambda *_: come_again(number, before))
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-        else:
+        if _is_importing(frame) or (came and number == signal.SIGINT):
+            with contextlib.suppress(OSError):
+                os.write(2, b"labrl: interrupted\n")
+            leave_at_once(number)
+        if not came:
+            came = True
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped
-
-    def come_again(number: int, before: Any) -> None:
-        nonlocal came
-        came = False
-        signal.signal(signal.SIGALRM, before)
-        signal.raise_signal(number)  # for its current handler
 
     with _handling(handle):
         yield
@@ -142,23 +129,20 @@ def signals_wait_in_children() -> Iterator[None]:
     processes must live until the session has saved its state. Signals are blocked rather than ignored, so
     that a signal sent to this process in the meantime is not lost.
 
-    The started processes do not import `__main__`, which may train when imported. multiprocessing finds the
-    file or module to import in two attributes of `__main__`. They are removed from a copy of the module, so
-    that the module's own code still sees them.
+    The started processes do not import `__main__`, which may train when imported, so multiprocessing must not
+    find its file. They do not search the working directory before the standard library either.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, SAVE))
     resource_tracker.ensure_running()  # it unblocks some signals when it starts
     signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, SAVE))
-    main = sys.modules["__main__"]
-    copy = ModuleType("__main__")
-    vars(copy).update(
-        {name: value for name, value in vars(main).items() if name not in ("__file__", "__spec__")}
-    )
-    sys.modules["__main__"] = copy
+    main, safe = sys.modules["__main__"], os.environ.get(_SAFE_PATH)
+    sys.modules["__main__"], os.environ[_SAFE_PATH] = ModuleType("__main__"), "1"
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        del os.environ[_SAFE_PATH]
+        os.environ.update({} if safe is None else {_SAFE_PATH: safe})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -172,25 +156,6 @@ def take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, SAVE))
 
 
-def find_place_for_sockets() -> bool:
-    """Make multiprocessing create its sockets in another folder if the path in TMPDIR is too long.
-
-    Some clusters set long paths. Returns whether there is a suitable folder.
-    """
-    before = tempfile.tempdir
-    try:
-        for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-            if len(os.fsencode(folder)) <= SOCKET_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
-                tempfile.tempdir = folder
-                # multiprocessing keeps the folder created by the first call, and removes it at exit.
-                return os.path.dirname(util.get_temp_dir()) == folder
-    except OSError:  # no folder for temporary files at all
-        pass
-    finally:
-        tempfile.tempdir = before
-    return False
-
-
 def ignore_signals() -> None:
     """Ignore SIGNALS and SAVE in this process. Programs that it starts react to these signals as usual."""
     for number in (*SIGNALS, SAVE):
@@ -202,30 +167,19 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def stop_when_orphaned() -> None:
-    """Make this process receive SIGTERM when its parent process ends, so that it saves its state and
-    exits."""
-    parent = os.getppid()
+def when_the_parent_ends(act: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)) -> None:
+    """Call `act` in a thread when the parent process ends. By default, this process receives SIGTERM, so that
+    it saves its state and exits."""
+    parent, before = multiprocessing.parent_process(), os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        if parent is not None:
+            parent.join()
+        while parent is None and os.getppid() == before:
             time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="orphan watch", daemon=True).start()
-
-
-def when_the_parent_ends(act: Callable[[], None]) -> None:
-    """Call `act` in a thread when the parent process ends, if multiprocessing started this process."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        assert parent is not None
-        parent.join()
         act()
 
-    if parent is not None:
-        threading.Thread(target=watch, name="parent watch", daemon=True).start()
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
 
 def how_it_ended(code: int) -> str:

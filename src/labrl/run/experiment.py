@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
+from labrl.run.atomic import write_json
 from labrl.run.find import is_run, load_run, runs_below
-from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, now, read_json
+from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, Status, now, read_json
 from labrl.run.lock import LOCK, FolderLock
 from labrl.run.run import MARKER as RUN_MARKER
 from labrl.run.run import Run
@@ -36,12 +37,6 @@ CONFIRMING = "confirm_"
 
 ExperimentKind = Literal["grid", "search"]
 
-ExperimentStatus = Literal["running", "finished", "failed", "interrupted"]
-
-TrialStatus = Literal["waiting", "running", "finished", "failed", "interrupted", "pruned"]
-"""Status of a trial. In a killed experiment, trials may remain `running`; `pruned`: stopped early by a
-search."""
-
 
 @dataclass(kw_only=True)
 class TrialRecord:
@@ -54,7 +49,7 @@ class TrialRecord:
     folder: str
     """The trial's run folder, relative to the experiment folder. It does not exist before the trial
     starts."""
-    status: TrialStatus = "waiting"
+    status: Status = "waiting"
     error: str | None = None
     """Error of a failed trial, in one line."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -75,7 +70,7 @@ class TrialRecord:
         return cls(**{name: content[name] for name in names}, facts=facts)
 
 
-class Experiment(Folder[ExperimentStatus]):
+class Experiment(Folder):
     """An experiment on disk. Use `begin`, `open` or `load` to get an instance.
 
     Its marker `experiment.json` contains: `kind`; the recorded `status` (a killed experiment stays
@@ -148,6 +143,11 @@ class Experiment(Folder[ExperimentStatus]):
         """Sign the marker's new content, unless someone else has written its present content."""
         before = read_json(self.marker)
         return signed(redact(content)) if not before or is_own(before) else content
+
+    def sign(self) -> None:
+        """Write the marker with the user's signature, whoever has written it before."""
+        with self.writing, self.errors.tolerated(self.marker):
+            write_json(self.marker, signed(redact(self.read_info())))
 
     @cached_property
     def info(self) -> dict[str, Any]:

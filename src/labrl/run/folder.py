@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 from labrl.errors import DamagedFileError, InputError
 from labrl.run.atomic import write_json
@@ -32,10 +31,12 @@ RESUMES = "resumes"
 EXPERIMENT_MARKER = "experiment.json"
 """Name of the file that marks the folder of an experiment."""
 
-Status = TypeVar("Status", bound=str)
+Status = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
+"""Recorded status of a run, an experiment or a trial. `waiting`: planned, but not started; `pruned`:
+stopped early by a search. A killed run stays `running`."""
 
 
-class Folder(Generic[Status]):
+class Folder:
     """The folder of one run or one experiment. Use `create` or `open` to get an instance.
 
     Its marker file contains `format_version`, `status`, the times `created` and `updated`, and further
@@ -97,9 +98,9 @@ class Folder(Generic[Status]):
         DamagedFileError if its marker is damaged.
         """
         folder = cls(Path(os.path.abspath(path)))
-        folder.check_format()
         if not isinstance(folder.read_info().get("format_version"), int):
             raise DamagedFileError.about(folder.marker, "labrl has not written it: it has no format_version")
+        folder.check_format()
         return folder
 
     def read_info(self) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Folder(Generic[Status]):
         return FolderLock(self.path)
 
     def check_format(self) -> None:
-        """Raise InputError if this version of labrl cannot read the format of the folder."""
+        """Raise InputError if there is a marker whose format this version of labrl cannot read."""
         if isinstance(version := read_json(self.marker).get("format_version"), int):
             check_format(self.path, version, self.FORMAT_VERSION)
 
@@ -191,9 +192,7 @@ class Folder(Generic[Status]):
             write_json(whole, content)
             try:
                 os.link(whole, self.marker)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without hard links
+            except OSError:  # perhaps of a file system without hard links
                 with open(self.marker, "xb") as file:
                     file.write(whole.read_bytes())
         finally:
@@ -222,11 +221,8 @@ def place(value: Any, key: str) -> Path:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        encoding, why, fix = sys.getfilesystemencoding(), "it is not a valid UTF-8 path", f"{key}=<folder>"
-        if encoding != "utf-8":
-            why += f", because Python reads paths as {encoding} here"
-            fix = f"Type PYTHONUTF8=1 before the command, or set {fix}"
-        raise InputError.usage(f"{key}={path}", why, fix) from error
+        fix = f"Type PYTHONUTF8=1 before the command, or set {key}=<folder>"
+        raise InputError.usage(f"{key}={path}", "it is not a valid UTF-8 path", fix) from error
     return Path(path)
 
 

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import logging
 import os
 import platform
 import re
-import shlex
-import stat
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from labrl.component import MAIN, TargetError, load_target
+from labrl.errors import is_users_file
 from labrl.processes.secrets import is_secret_file, redact, redact_diff
 from labrl.run.atomic import sync_file, write_atomic, write_json
 from labrl.run.folder import PROVENANCE, REPORT_FILES
-from labrl.run.own_code import own_code
-from labrl.run.run import MARKER, Run
+from labrl.run.run import MARKER, Run, group_config
 from labrl.run.signature import signed
+from labrl.run.trust import code_names, entry_points
 
 MAX_DIFF = 1_000_000
 """Maximum size of the recorded changes of one repository, in bytes."""
@@ -43,11 +47,19 @@ _ANSWER_SECONDS = 10
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 # Independent of the user's git settings, so that `git apply` accepts the diff.
-_PLAIN_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")
-_PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
+_DIFF = (
+    "diff",
+    "--binary",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
 
 # Turn off programs that the configuration of a repository names and git would run.
 _NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "none", "LC_ALL": "C"}
 
 _log = logging.getLogger(__name__)
 
@@ -162,20 +174,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     note("Python", then["python"]["version"], now["python"]["version"])
     for name in {**then["packages"], **now["packages"]}:
         versions = then["packages"].get(name), now["packages"].get(name)
-        if versions[0] != versions[1] and _is_imported(name):
+        module = re.sub(r"[-.]+", "_", name).lower()
+        if versions[0] != versions[1] and module in sys.modules:
             note(name, *versions)
     for name, fact in (("processor", "processor"), ("GPU", "gpus")):
         note(name, then["machine"].get(fact), now["machine"].get(fact))
     return found
-
-
-def _is_imported(name: str) -> bool:
-    """Return whether this process has imported a module of the distribution `name`."""
-    modules = {re.sub(r"[-.]+", "_", name).lower()}  # for an editable installation, nothing else is known
-    with suppress(importlib.metadata.PackageNotFoundError):
-        read = importlib.metadata.distribution(name).read_text  # UTF-8, whatever the locale
-        modules.update(re.findall(r"^\w+(?=[/.])", read("RECORD") or "", re.MULTILINE))
-    return not modules.isdisjoint(sys.modules)
 
 
 @functools.cache
@@ -186,8 +190,7 @@ def installed_packages() -> Mapping[str, str]:
     for distribution in importlib.metadata.distributions():
         # `distribution.metadata` would parse the whole file as an e-mail, which takes 1 ms.
         read = distribution.read_text  # UTF-8, whatever the locale
-        facts = read("METADATA") or read("PKG-INFO") or ""
-        headers = facts.partition("\n\n")[0]
+        headers = (read("METADATA") or read("PKG-INFO") or "").partition("\n\n")[0]
         name, version = (re.search(rf"^{key}:(.*)$", headers, re.MULTILINE) for key in ("Name", "Version"))
         if name:  # a partly removed distribution has none
             found.setdefault(name[1].strip(), version[1].strip() if version else "")
@@ -200,17 +203,42 @@ def describe_machine() -> dict[str, Any]:
     memory = None
     with suppress(AttributeError, ValueError, OSError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     facts: dict[str, Any] = {
         "name": platform.node(),
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "cores_usable": usable,
+        "cores_usable": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "memory": memory,
         "gpus": _gpus(),
     }
     return {key: value for key, value in facts.items() if value}
+
+
+def own_code(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return a hash of the source code of each module of the user's that affects the rows of a run.
+
+    These are the modules that define the classes and functions that `config` names, and the classes from
+    which they are derived; of a script or a notebook that calls labrl, only these classes and functions.
+    Modules that they import are left out, because which of them are imported depends on earlier runs in the
+    same process. Comments and formatting do not affect a hash; the versions of installed packages are
+    recorded separately.
+    """
+    found: dict[str, dict[str, None]] = {}
+    names = code_names(group_config(config))
+    parts: list[Any] = [sys.modules[name] for name in names if name in sys.modules]
+    for name in chain(names, *([one.replace(":", ".") for one in entry_points(name)] for name in names)):
+        with suppress(TargetError):
+            made = load_target(name)
+            parts += inspect.getmro(made) if inspect.isclass(made) else (made,)
+    for part in parts:
+        module = inspect.getmodule(part)
+        own = module is not None and is_users_file(vars(module).get("__file__") or "<built-in>")
+        with suppress(OSError, TypeError, SyntaxError, ValueError, RecursionError):
+            if module is not None and (own or module.__name__ == MAIN):
+                source = textwrap.dedent(inspect.getsource(part if module.__name__ == MAIN else module))
+                found.setdefault(module.__name__, {})[ast.unparse(ast.parse(source))] = None
+    return {name: hashlib.sha256("\n".join(found[name]).encode()).hexdigest()[:7] for name in sorted(found)}
 
 
 def describe_code() -> Repositories:
@@ -221,22 +249,26 @@ def describe_code() -> Repositories:
     files that are left out because they may contain secrets.
     """
     described: dict[str, tuple[dict[str, Any], str]] = {}
-    for name, root in _repositories().items():
+    # A copy of labrl in a project's virtual environment is inside that project's repository, but untracked.
+    known = ("ls-files", "--error-unmatch", "__init__.py")
+    for name, folder, asked in (("labrl", _PACKAGE, known), ("working_folder", Path.cwd(), ("rev-parse",))):
+        root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+        if root is None or str(root) in [facts["root"] for facts, _ in described.values()]:
+            continue
+        answer = _run(["git", *_NO_PROGRAMS, "-C", str(folder), *asked])
+        if answer is None or (answer.returncode and b"safe.directory" not in answer.stderr):
+            continue
+        if answer.returncode:
+            why = " ".join(answer.stderr.decode(errors="replace").split())
+            described[name] = {"root": str(root), "commit": None, "incomplete": "of another user"}, ""
+            _log.warning("the code in %s is not recorded: %s", root, why)
+            continue
         described[name] = facts, _ = describe_repository(root)
         if left_out := facts.get("secrets_left_out"):
             more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
             _log.warning(
                 "%s%s in %s may contain secrets, judging by their names or permissions, and are not recorded",
                 *(", ".join(left_out[:5]), more, root),
-            )
-    for name, folder in (("labrl", _PACKAGE), ("working_folder", Path.cwd())):
-        refused = None if name in described else _refused_root(folder)
-        if refused is not None and str(refused) not in [facts["root"] for facts, _ in described.values()]:
-            described[name] = {"root": str(refused), "commit": None, "incomplete": "of another user"}, ""
-            _log.warning(
-                "the code in %s is not recorded, because the repository belongs to another user: to let git "
-                "read it, type git config --global --add safe.directory %s",
-                *(refused, shlex.quote(str(refused))),
             )
     return described
 
@@ -252,109 +284,60 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
-    changes, secrets = _changes(root) if commit else ("", [])
+    changes = _changes(root) if commit else ""
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if changes is None or listed is None:
         facts["incomplete"] = "git gave no answer"
-    parts, left_out, room = [], [], MAX_DIFF
+    diff, left_out, secrets = "", list[str](), list[str]()
+    for part in re.split(r"^(?=diff --git )", changes or "", flags=re.MULTILINE):
+        changed = re.match(r"diff --git a/(.*) b/\1\n", part)
+        if changed and is_secret_file(changed[1], committed=True):
+            secrets.append(changed[1])
+        else:
+            diff += part
     if changes:
-        parts.append(changes[:room])
-        facts["diff_truncated"] = len(changes) > room
-        room -= len(parts[0])
+        facts["diff_truncated"] = len(diff) > MAX_DIFF
+        diff = diff[:MAX_DIFF]
 
     @functools.cache
     def is_output(folder: str) -> bool:
         """Return whether `folder` belongs to a run, or to a report that compares runs."""
-        path, exists = os.path.join(root, folder), os.path.exists
-        reports = all(exists(f"{path}/{name}") for name in REPORT_FILES)
-        return folder != "" and (
-            reports or exists(f"{path}/{MARKER}") or is_output(folder.rpartition("/")[0])
-        )
+        path = root / folder
+        reports = all((path / name).exists() for name in REPORT_FILES)
+        return folder != "" and (reports or (path / MARKER).exists() or is_output(folder.rpartition("/")[0]))
 
     names = [one for one in (listed or "").split("\0") if one and not is_output(one.rpartition("/")[0])]
     umask = os.umask(0o077)  # permissions that new files of this process do not get
     os.umask(umask)
-    readable = 0o444 & ~umask
     for name in names[:MAX_UNTRACKED_FILES]:
-        addition = _addition(root, name, readable)
-        if addition is _PRIVATE:
+        path = root / name
+        is_private = path.is_file() and 0o444 & ~umask & ~path.lstat().st_mode
+        if is_secret_file(name) or is_private:
             secrets.append(name)
-        elif addition is None or len(addition) > room:
+        elif (addition := _addition(path, name)) is None or len(diff) + len(addition) > MAX_DIFF:
             left_out.append(name)
         else:
-            parts.append(addition)
-            room -= len(addition)
+            diff += addition
     left_out += names[MAX_UNTRACKED_FILES:]
-    facts["dirty"] = bool(parts or left_out or secrets)
+    facts["dirty"] = bool(diff or left_out or secrets)
     if secrets:
         facts["secrets_left_out"] = secrets
     if left_out:
         facts["untracked_left_out"] = left_out[:100]
         facts["untracked_left_out_count"] = len(left_out)
-    return facts, redact_diff("".join(parts))
+    return facts, redact_diff(diff)
 
 
-def _changes(root: Path) -> tuple[str | None, list[str]]:
-    """Return the diff of tracked files (None if git fails) and the names of files that the diff omits because
-    of secrets."""
-    programs = _filters(root)
-    if programs is None:
-        return None, []
-    command = (*programs, "diff", *_PLAIN_DIFF, *_PREFIXES, "HEAD")
-    changes = _git(root, *command)
-    names = re.findall(r"^diff --git a/(.*) b/\1$", changes or "", re.MULTILINE)
-    secrets = [name for name in names if is_secret_file(name, committed=True)]
-    if secrets:
-        changes = _git(root, *command, "--", ".", *(f":(exclude,literal){name}" for name in secrets))
-    return changes, secrets
-
-
-def _filters(root: Path) -> list[str] | None:
-    """Return git options that turn off the filter programs in the configuration of a repository; None if this
-    is not possible."""
-    # The first key always exists.
-    asked = ("--name-only", "-z", "--get-regexp", r"^(core\.repositoryformatversion|filter\..*)$")
-    if (answer := _git(root, "config", "--show-scope", *asked)) is not None:
-        fields = answer.split("\0")
-        scopes = zip(fields[::2], fields[1::2], strict=False)
-        keys = [key for scope, key in scopes if scope in ("local", "worktree")]
-    elif (answer := _git(root, "config", *asked)) is not None:  # before git 2.26
-        keys = answer.split("\0")
-    else:
+def _changes(root: Path) -> str | None:
+    """Return the diff of tracked files, for which git runs no filters; None if git fails."""
+    settings = _git(root, "config", "--name-only", "--get-regexp", r"^filter\.") or ""
+    drivers = {key.rpartition(".")[0] for key in settings.splitlines()}
+    if any("=" in driver for driver in drivers):  # which no option could turn off
         return None
-    drivers = {key.rpartition(".")[0] for key in keys if key.startswith("filter.")}
-    if any("=" in driver for driver in drivers):
-        return None
-    off = {"clean": "", "process": "", "required": "false"}
-    return [part for one in sorted(drivers) for key in off for part in ("-c", f"{one}.{key}={off[key]}")]
-
-
-def _repositories() -> dict[str, Path]:
-    """Return the root of the git repository from which labrl runs, if there is one, and that of the working
-    folder."""
-    found = {}
-    # A copy in a project's virtual environment is inside that project's repository, but untracked.
-    if _git(_PACKAGE, "ls-files", "--error-unmatch", "__init__.py") and (root := _root(_PACKAGE)):
-        found["labrl"] = root
-    root = _root(Path.cwd())
-    if root and root not in found.values():
-        found["working_folder"] = root
-    return found
-
-
-def _root(folder: Path) -> Path | None:
-    answer = _git(folder, "rev-parse", "--show-toplevel")
-    return Path(answer.strip()) if answer else None
-
-
-def _refused_root(folder: Path) -> Path | None:
-    """Return the root of the repository that contains `folder`, if git refuses to read it because of its
-    owner."""
-    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
-        return None
-    done = _run(["git", "-C", str(folder), "rev-parse"], {**os.environ, "LC_ALL": "C"})
-    told = re.search(rb"repository (?:at|\() ?'([^']+)'", done.stderr if done else b"")
-    return Path(os.fsdecode(told[1])) if told else None
+    off = ("clean=", "process=", "required=false")
+    return _git(
+        root, *(part for one in drivers for key in off for part in ("-c", f"{one}.{key}")), *_DIFF, "HEAD"
+    )
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -363,56 +346,34 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
     Git runs no hooks and no file system monitor, and fetches nothing.
     """
-    environment = {
-        **os.environ,
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": "none",
-        "LC_ALL": "C",
-    }
-    return _output(["git", *_NO_PROGRAMS, "-C", str(folder), *arguments], environment)
+    return _output(["git", *_NO_PROGRAMS, "-C", str(folder), *arguments])
 
 
-def _output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str | None:
-    """Run a command, and return its output; None if the command does not exist, fails, or does not end in
-    time."""
-    done = _run(command, environment)
+def _output(command: Sequence[str]) -> str | None:
+    done = _run(command)
     return None if done is None or done.returncode else done.stdout.decode(errors="replace")
 
 
-def _run(
-    command: Sequence[str], environment: Mapping[str, str] | None
-) -> subprocess.CompletedProcess[bytes] | None:
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a command; return None if it does not exist or does not end in time."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
-            command, capture_output=True, timeout=_ANSWER_SECONDS, env=environment, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            timeout=_ANSWER_SECONDS,
+            env={**os.environ, **_QUIET},
+            stdin=subprocess.DEVNULL,
         )
     return None
 
 
-_PRIVATE = "private"
-"""Value that `_addition` returns for a file that may contain secrets."""
-
-
-def _addition(root: Path, name: str, readable: int) -> str | None:
-    """Return a diff that adds an untracked file; None if the file is too large, not text, or not readable.
-
-    readable: mode bits for reading that new files get by default. Returns _PRIVATE for a file with fewer read
-    permissions, or whose name is that of a secret file.
-    """
-    if is_secret_file(name):
-        return _PRIVATE
-    path = os.path.join(root, name)
+def _addition(path: Path, name: str) -> str | None:
+    """Return a diff that adds the untracked file `path`; None if it is too large, not text, or not
+    readable."""
     try:
-        facts = os.lstat(path)
-        if not stat.S_ISREG(facts.st_mode):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_FILE:
             return None
-        if readable & ~facts.st_mode:
-            return _PRIVATE
-        if facts.st_size > MAX_UNTRACKED_FILE:
-            return None
-        with open(path, "rb") as file:
-            text = file.read().decode()
+        text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError):
         return None
     if "\0" in text:
@@ -421,10 +382,9 @@ def _addition(root: Path, name: str, readable: int) -> str | None:
     if not text:
         return head
     lines = text.removesuffix("\n").split("\n")  # git splits at no other line ends
-    count = "1" if len(lines) == 1 else f"1,{len(lines)}"
     end = "\n" if text.endswith("\n") else "\n\\ No newline at end of file\n"
     body = "\n+".join(lines)
-    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +{count} @@\n+{body}{end}"
+    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n+{body}{end}"
 
 
 def _processor() -> str:

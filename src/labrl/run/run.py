@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -26,6 +26,7 @@ from labrl.run.folder import (
     REPORT_FILES,
     RESUMES,
     Folder,
+    Status,
     is_experiment,
     newest_provenance,
     path_text,
@@ -44,15 +45,12 @@ MARKER = "run.json"
 PATIENCE = 60.0
 """Maximum time in seconds to wait until the processes of a killed trial have ended, before it is resumed."""
 
-RunStatus = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
-"""Recorded status of a run. `waiting`: planned, but not started; `pruned`: stopped early by a search."""
-
 _RESTORE = f"Restore it: the configuration that was run is in {PROVENANCE}, under `config`"
 
 _Loader = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
 
 
-class Run(Folder[RunStatus]):
+class Run(Folder):
     """A run on disk, as `labrl.runs` returns it. Use `create` or `open` to get an instance for a folder.
 
     Its marker `run.json` contains the recorded status (a killed run stays `running`), the sessions' results,
@@ -88,7 +86,7 @@ class Run(Folder[RunStatus]):
         return "killed" if said == "running" and not any(FolderLock(one).holder() for one in places) else said
 
     @classmethod
-    def status_at(cls, path: Path) -> RunStatus | None:
+    def status_at(cls, path: Path) -> Status | None:
         """Return the recorded status of the run in the folder `path`; None if it cannot be read."""
         with suppress(LabrlError):
             return cls.open(path).recorded_status
@@ -120,25 +118,17 @@ class Run(Folder[RunStatus]):
         Raises DamagedFileError if the provenance file is missing or damaged.
         """
         path = newest_provenance(self.path)
+        fix = "Restore it from a copy, or start a new run"
         try:
-            text = path.read_text(encoding="utf-8")
-            if not text.strip():
-                raise ValueError("the file is empty, as after a power failure")
-            facts = json.loads(text)
-            if not isinstance(facts, dict):
-                raise ValueError(f"it contains {str(facts)[:40] or 'nothing'} and was not written by labrl")
+            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             lacking = [part for part in ("overrides", "config") if part not in facts]
             parts = ("seed", "agent", "env", "meta")
             lacking = lacking or [f"config.{part}" for part in parts if part not in facts["config"]]
             if lacking:
                 raise ValueError(f"it has no {lacking[0]}")
         except FileNotFoundError as error:
-            fix = "Restore it from a copy"
-            if self.unrecorded:
-                fix = "The run was killed before it was planned completely: start it again with its command"
             raise DamagedFileError.about(path, "it is missing", fix) from error
         except (OSError, ValueError, TypeError) as error:
-            fix = "Restore it from a copy, or start a new run"
             raise DamagedFileError.about(path, f"it cannot be read: {error}", fix) from error
         return facts
 

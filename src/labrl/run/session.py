@@ -219,8 +219,7 @@ class RunSession:
                 found = load() if load is not None else store.at(int(kind))
                 if found is not None:
                     return found, kind if load is not None else "chosen"
-        frames, best = store.frames(), store.best_frame()
-        there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
+        best, there = store.best_frame(), ", ".join(map(str, store.frames()))
         if store.broken:
             raise DamagedFileError.about(store.folder, f"no checkpoint is complete: {store.broken_message}")
         if not there:
@@ -234,7 +233,7 @@ class RunSession:
         raise InputError.about(
             option.format(int(wanted) if wanted.isdecimal() else wanted),
             f"{missing}. Session {self.index} of {self.path.parent} has checkpoints at frames "
-            f"{', '.join(there)} (to keep more, change meta.keep_last or meta.keep_every)",
+            f"{there}{'' if best is None else f'; the best is {best}'} (to keep more, set meta.keep_last)",
             f"To use the latest one, write {option.format('latest')}" if wanted == "best" else "",
             code="not-found",
             key=key_in(option),

@@ -16,11 +16,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-from labrl.run.atomic import as_known_to_json
+from labrl.run.atomic import as_known_to_json, sync_file
 
 SIGNATURE = "signature"
 """Key of the signature in a signed JSON file."""
@@ -28,7 +29,7 @@ SIGNATURE = "signature"
 KEY_BYTES = 32
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trust:
     """Trust in recorded configurations that the user expresses in the current command or call."""
 
@@ -41,27 +42,19 @@ class Trust:
     """Advice in messages: the option or argument with which everything is trusted."""
     words: str = ""
     """The overrides of the current command, joined by spaces."""
-    foreign: str | None = None
+    foreign: Path | None = None
     """The run or experiment folder of someone else that the command uses; None if it uses none."""
 
 
-_trust: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039 (it is frozen)
+_trust: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039 (of a call without `trusting`)
 
 _temporary_key = secrets.token_bytes(KEY_BYTES)
 """Key of this process, with which it signs if the cache cannot be written."""
-_checked: set[str] = set()
-"""Signatures of contents that this process has checked, made with the key of this process."""
 
 
 def present_trust() -> Trust:
     """Return the trust that the user expresses in the current command or call."""
     return _trust.get()
-
-
-def go_back_to_foreign(folder: Path) -> None:
-    """Record that the current command or call composes a configuration from `folder`, a folder of someone
-    else."""
-    _trust.set(replace(present_trust(), foreign=str(folder)))
 
 
 @contextmanager
@@ -94,16 +87,11 @@ def signed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_own(content: Mapping[str, Any]) -> bool:
     """Return whether the user has signed the content of a JSON file, or trusts everything."""
-    if present_trust().everything or _signature(_temporary_key, content) in _checked:
+    if present_trust().everything:
         return True
     given = str(content.get(SIGNATURE, "")).encode()
     keys = filter(None, (_key(create=False), _temporary_key))
     return any(hmac.compare_digest(_signature(key, content).encode(), given) for key in keys)
-
-
-def count_as_own(content: Mapping[str, Any]) -> None:
-    """Record that this process has checked the content, so that `is_own` returns True for it."""
-    _checked.add(_signature(_temporary_key, content))
 
 
 def _signature(key: bytes, content: Mapping[str, Any]) -> str:
@@ -122,18 +110,14 @@ def _key(create: bool) -> bytes | None:
     with contextlib.suppress(OSError):
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            whole = path.with_name(f".key.{secrets.token_hex(8)}.tmp")
-            try:
-                with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.write(secrets.token_bytes(KEY_BYTES))
-                    file.flush()
-                    os.fsync(file.fileno())
+            # Only the user can read this file.
+            with NamedTemporaryFile(mode="wb", dir=path.parent, prefix=".key.") as whole:
+                whole.write(secrets.token_bytes(KEY_BYTES))
+                whole.flush()
+                sync_file(Path(whole.name))
                 with contextlib.suppress(FileExistsError):  # another process was faster
-                    os.link(whole, path)
-            finally:
-                whole.unlink(missing_ok=True)
-        with open(path, "rb") as file:
-            key = file.read()
-            private = not os.fstat(file.fileno()).st_mode & 0o077
-            return key if private and len(key) == KEY_BYTES else None
+                    os.link(whole.name, path)
+        key, mode = path.read_bytes(), path.stat().st_mode
+        private = not mode & 0o077
+        return key if private and len(key) == KEY_BYTES else None
     return None

@@ -10,7 +10,7 @@ import errno
 import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,8 +94,8 @@ class CsvTable:
     def _header(self) -> list[str]:
         """Return the names of the columns. If the file already exists, they are read from it once."""
         if self._columns is None:
-            lines = _whole_lines(self.path)
-            if lines and len(lines) < len(self.path.read_bytes()):
+            lines, cut = _whole_lines(self.path)
+            if lines and cut:
                 write_atomic(self.path, lines)  # without the incomplete line that a killed process left
             self._columns, _ = _split(lines.decode())
         return self._columns
@@ -103,7 +103,7 @@ class CsvTable:
     def _cells(self) -> list[dict[str, str]]:
         """Return the rows of the file, each with the text of its cells by column. Raises ValueError or
         csv.Error if the file is not a table."""
-        columns, rows = _split(_whole_lines(self.path).decode())
+        columns, rows = _split(_whole_lines(self.path)[0].decode())
         return [dict(zip(columns, cells, strict=True)) for cells in rows if len(cells) == len(columns)]
 
     def _write_waiting(self, columns: list[str]) -> None:
@@ -144,19 +144,31 @@ def read_table(path: Path) -> Table:
     the last row. The sources differ if a resume has changed `meta.rigorous_eval`, and scores of different
     sources are not comparable. Infinite values are kept, with a warning.
     """
-    names, rows, warnings, cut = _read_by_frame(path)
+    names, rows, warnings, cut = _read(path)
+    if "frame" not in names:
+        warnings += [f"{path.name} has no column `frame`"] if names else []
+        return Table({"frame": np.empty(0)}, warnings, cut)
+    place = names.index("frame")
+    found = [(frame, cells) for cells in rows if math.isfinite(frame := _to_number(cells[place]))]
+    latest = dict(found)
+    faults = (
+        (len(rows) - len(found), "without a frame left out"),
+        (len(found) - len(latest), "duplicated, the later ones are used"),
+    )
+    warnings += [f"{path.name}: {_rows(count)} {what}" for count, what in faults if count]
+    rows = [latest[frame] for frame in sorted(latest)]
     if "source" in names and rows:
-        place, frame = names.index("source"), names.index("frame")
-        others = [row for row in rows if row[place] != rows[-1][place]]
-        rows = [row for row in rows if row[place] == rows[-1][place]]
+        source = names.index("source")
+        others = [row for row in rows if row[source] != rows[-1][source]]
+        rows = [row for row in rows if row[source] == rows[-1][source]]
         if others:
             warnings.append(
-                f"{path.name}: {_rows(len(others))} up to frame {float(others[-1][frame]):,.0f} left out: a "
+                f"{path.name}: {_rows(len(others))} up to frame {float(others[-1][place]):,.0f} left out: a "
                 "resume changed meta.rigorous_eval, and scores of the two kinds are not comparable"
             )
-    cells = zip(*rows, strict=True) if rows else [()] * max(len(names), 1)
-    pairs = zip(names or ["frame"], cells, strict=True)
-    columns = {name: _to_column(texts) for name, texts in pairs if name not in TEXT_COLUMNS}
+    cells = zip(*rows, strict=True) if rows else [()] * len(names)
+    pairs = [pair for pair in zip(names, cells, strict=True) if pair[0] not in TEXT_COLUMNS]
+    columns = {name: np.array([_to_number(text) for text in texts], np.float64) for name, texts in pairs}
     if infinite := [name for name, values in columns.items() if np.isinf(values).any()]:
         warnings.append(f"{path.name}: infinite values in {', '.join(infinite)}")
     return Table(columns, warnings, cut)
@@ -171,22 +183,10 @@ def read_frame(path: Path) -> pl.DataFrame:
     """
     import polars as pl
 
-    names, rows, _, _ = _read_by_frame(path)
-    if not rows:
-        return pl.DataFrame()
-
-    def typed(texts: pl.Series) -> pl.Series:
-        """Convert a column of text to integers or floats if all its cells have this form."""
-        known = texts.drop_nulls()
-        for kind in (pl.Int64, pl.Float64):
-            if known.cast(kind, strict=False).null_count() == 0:
-                return texts.cast(kind)
-        return texts
-
-    columns = {name: [row[place] or None for row in rows] for place, name in enumerate(names)}
-    texts = pl.DataFrame(columns, schema=dict.fromkeys(names, pl.String))
-    frames = pl.col("frame").cast(pl.Float64).cast(pl.Int64)
-    return texts.with_columns(frames, *map(typed, texts.drop("frame", *TEXT_COLUMNS, strict=False)))
+    rows = read_rows(path)
+    latest = {int(frame): row for row in rows if isinstance(frame := row.get("frame"), int | float)}
+    found = [{**latest[frame], "frame": frame} for frame in sorted(latest)]
+    return pl.DataFrame(found, infer_schema_length=None, strict=False)
 
 
 def read_rows(path: Path) -> list[dict[str, Value]]:
@@ -244,34 +244,13 @@ def final_values(scores: Mapping[str, Column]) -> dict[str, Any]:
     return {"final_return": final_return(scores["frame"], scores["return_mean"]), "info": info}
 
 
-def _read_by_frame(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
-    """Read a table as `_read` does, but with rows sorted by frame and only the last row of each frame. If
-    there is no column `frame`, there are no columns and rows."""
-    columns, rows, warnings, cut = _read(path)
-    if "frame" not in columns:
-        return [], [], [*warnings, *([f"{path.name} has no column `frame`"] if columns else [])], cut
-    place = columns.index("frame")
-    found = [(frame, cells) for cells in rows if math.isfinite(frame := _to_number(cells[place]))]
-    latest = dict(found)
-    faults = (
-        (len(rows) - len(found), "without a frame left out"),
-        (len(found) - len(latest), "duplicated, the later ones are used"),
-    )
-    warnings += [f"{path.name}: {_rows(count)} {what}" for count, what in faults if count]
-    return columns, [latest[frame] for frame in sorted(latest)], warnings, cut
-
-
 def _read(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
     """Return the columns of a table, the cells of each row as text, warnings about the file, and whether its
     last line is incomplete."""
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return [], [], [], False
+        whole, cut = _whole_lines(path)
     except OSError as error:
         return [], [], [f"{path.name} cannot be read: {error.strerror or error}"], False
-    whole = content[: content.rfind(b"\n") + 1]
-    cut = len(whole) < len(content)
     try:
         # NUL bytes fill a page that was never written because of a power failure.
         columns, rows = _split(whole.replace(b"\0", b"").decode(errors="replace"))
@@ -289,12 +268,14 @@ def _split(text: str) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def _whole_lines(path: Path) -> bytes:
+def _whole_lines(path: Path) -> tuple[bytes, bool]:
+    """Return the complete lines of a file, which need not exist, and whether an incomplete one follows."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return b""
-    return content[: content.rfind(b"\n") + 1]
+        return b"", False
+    end = content.rfind(b"\n") + 1
+    return content[:end], end < len(content)
 
 
 def _rows(number: int) -> str:
@@ -327,13 +308,6 @@ def _to_value(cell: str) -> Value:
         except ValueError:
             continue
     return cell
-
-
-def _to_column(cells: Sequence[str]) -> Column:
-    try:
-        return np.fromiter(map(float, cells), np.float64, len(cells))
-    except ValueError:
-        return np.array([_to_number(cell) for cell in cells], np.float64)
 
 
 def _to_number(cell: str) -> float:

@@ -10,23 +10,21 @@ unless the user trusts the folder.
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labrl.component import TargetError, load_target
 from labrl.config import config_folder
-from labrl.config.keys import walk
+from labrl.config.keys import values_of, walk
 from labrl.errors import InputError
 from labrl.run.experiment import STUDY_FILE, Experiment
 from labrl.run.run import Run
-from labrl.run.signature import count_as_own, go_back_to_foreign, is_own, present_trust
+from labrl.run.signature import is_own, present_trust
 
 LIBRARIES = ("labrl.", "gymnasium.", "torch.nn.", "torch.optim.")
 """Prefixes of the modules whose classes every configuration may name."""
@@ -60,26 +58,23 @@ HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir")
 """Keys of the overrides for Hydra that an experiment of someone else may have. Other overrides can start
 programs."""
 
-
 REFERENCE = r"\$\{[\w.]+\}"
 """Pattern of a reference to another key. Anything else in ${...} may be a function of OmegaConf, whatever it
 looks like."""
-
 
 TARGET = r"\w+(\.\w+)+"
 """Pattern of the dotted path of a class."""
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(NamedTuple):
     """Something that a configuration names: a class, a module, an environment that a module registers, or a
     folder."""
 
     key: str
     value: str
-    passed: str = ""
-    """The texts that the named code receives, as JSON. A name that the user has signed is accepted only with
-    the same texts."""
+    texts: tuple[str, ...] = ()
+    """The texts that the named code receives. A name that the user has signed is accepted only with the same
+    texts."""
 
 
 def check_recorded(
@@ -94,19 +89,19 @@ def check_recorded(
     if present_trust().everything:
         return
     facts = run.read_provenance()
-    own = is_own(facts)
-    signed = set(_names(facts.get("config"))) if own else set()
-    found = [*_names(config), *([] if own else _in_overrides(overrides))]
-    found = [name for name in found if name not in signed and not _accepted(name)]
-    _refuse(run.path, [*found, *([] if own or not composes else _config_dir(facts))])
-    if composes and not own:
-        go_back_to_foreign(run.path)
+    if is_own(facts):
+        signed = set(_names(facts.get("config")))
+        _refuse(run.path, (name for name in _names(config) if name not in signed))
+        return
+    _refuse(run.path, [*_names(config), *_in_overrides(overrides), *(_config_dir(facts) if composes else ())])
+    if composes:
+        present_trust().foreign = run.path
 
 
 def code_names(config: Mapping[str, Any]) -> list[str]:
     """Return the classes, modules and environments that a configuration names, except those of labrl and of
     libraries on which it builds."""
-    return [name.value for name in _names(config) if not _is_librarys(name.value)]
+    return [name.value for name in _names(config) if not name.value.startswith(LIBRARIES)]
 
 
 def check_composed(config: Mapping[str, Any]) -> None:
@@ -118,12 +113,12 @@ def check_composed(config: Mapping[str, Any]) -> None:
     """
     trust = present_trust()
     if trust.foreign is not None and not trust.everything:
-        found = [name for name in _names(config) if name.value not in trust.words and not _accepted(name)]
-        _refuse(Path(trust.foreign), found)
+        _refuse(trust.foreign, (name for name in _names(config) if name.value not in trust.words))
 
 
 def check_experiment(folder: Experiment) -> str | None:
     """Raise InputError if the overrides of an experiment or of its trials name code that is not accepted.
+    Sign the experiment otherwise.
 
     Returns the folder with the user's own groups for composing the experiment; None if there is none.
     """
@@ -132,28 +127,30 @@ def check_experiment(folder: Experiment) -> str | None:
         return info.get("config_dir")
     trials = folder.trials()
     lists = [info.get("overrides"), info.get("hydra_overrides"), *(one.overrides for one in trials)]
-    recorded = [str(override) for overrides in lists for override in overrides or []]
-    found = [name for name in _in_overrides(recorded) if not _accepted(name)]
-    outside = [one for one in trials if not _lies_in(folder.trial_path(one), folder.path)]
+    found = [*_in_overrides(str(override) for overrides in lists for override in overrides or [])]
+    inside = folder.path.resolve()
+    outside = [one for one in trials if not folder.trial_path(one).resolve().is_relative_to(inside)]
     found += [Name("folder", one.folder) for one in outside] + _config_dir(info)
     if info.get("kind") == "search":  # Optuna unpickles the state of some samplers
         found.append(Name("search", f"{STUDY_FILE}, the database of Optuna"))
     _refuse(folder.path, found)
-    go_back_to_foreign(folder.path)
-    count_as_own(info)
+    present_trust().foreign = folder.path
+    folder.sign()
     return present_trust().config_dir
 
 
-def _refuse(folder: Path, found: Sequence[Name]) -> None:
-    if not found:
+def _refuse(folder: Path, found: Iterable[Name]) -> None:
+    """Raise InputError, which lists the names in `found` that are not accepted, if there are any."""
+    refused = [name for name in found if not _accepted(name)]
+    if not refused:
         return
-    lines = dict.fromkeys(f"  {one.key}: {one.value:.160}{_why_not(one)}" for one in found)
+    lines = dict.fromkeys(f"  {one.key}: {one.value:.160}" for one in refused)
     raise InputError(
-        f"{folder} was written by someone else or on another machine, or has "
-        "been changed since you wrote it. It names code that is not part of labrl. The code has not been "
+        f"{folder} was written by someone else or on another machine, or was changed since you wrote it. It "
+        "names code that is not a class of labrl of the type that its key requires. The code has not been "
         "run:\n" + "\n".join(lines) + f"\nIf you trust all of it: {present_trust().typed}",
         code="untrusted",
-        key=found[0].key,
+        key=refused[0].key,
     )
 
 
@@ -161,14 +158,11 @@ def _names(node: Any, key: str = "") -> Iterator[Name]:
     """Yield the classes, modules and environments that a configuration, or its part at `key`, names."""
     parts = dict(walk(node, key))
     for full, value in parts.items():
-        parent, _, last = full.rpartition(".")
+        last = full.rpartition(".")[2]
         if last == "_target_" or (last in ("import_module", "id") and value is not None):
-            above = parent.removesuffix(".make")
-            passed = {
-                place: {key: text for key, text in walk(parts.get(place)) if isinstance(text, str)}
-                for place in (parent, f"{above}.kwargs", f"{above}.id")
-            }
-            yield Name(full, str(value), json.dumps(passed, sort_keys=True))
+            passed = (full.removesuffix("_target_"), "env.make.", "env.kwargs.", "env.id")
+            texts = (one for place, one in parts.items() if place.startswith(passed) and isinstance(one, str))
+            yield Name(full, str(value), tuple(texts))
         elif isinstance(value, str) and "${" in re.sub(REFERENCE, "", value):  # may call a function
             yield Name(full, value)
 
@@ -177,20 +171,13 @@ def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
     """Yield everything that overrides name, and the overrides that cannot be parsed."""
     # Imported late: reading a run of labrl's user must not wait for the parser.
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import ChoiceSweep, QuotedString
     from hydra.errors import HydraException
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(plain(name)): plain(inner) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [plain(inner) for inner in value]
-        return value.text if isinstance(value, QuotedString) else value
 
     parser = OverridesParser.create()
     for override in dict.fromkeys(overrides):
         try:
             (one,) = parser.parse_overrides([override])
+            values = [parser.parse_override(text).value() for text in values_of(one) or [override]]
         except HydraException:  # such as a flag, which Hydra would obey
             yield Name("overrides", override)
             continue
@@ -202,9 +189,8 @@ def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
             if one.key_or_group not in HYDRAS or one.package:
                 yield Name(key, override)
             continue
-        value = one.value()
-        for each in value.list if isinstance(value, ChoiceSweep) else [value]:
-            yield from _names(plain(each), key)
+        for value in values:
+            yield from _names(value, key)
 
 
 def _config_dir(facts: Mapping[str, Any]) -> list[Name]:
@@ -217,19 +203,19 @@ def _config_dir(facts: Mapping[str, Any]) -> list[Name]:
 def _accepted(name: Name) -> bool:
     """Return whether the code that `name` names may be imported."""
     place, _, last = name.key.rpartition(".")
-    if place.startswith("hydra") or "$" in name.value or last not in ("_target_", "id", "import_module"):
+    if place.startswith("hydra") or "$" in name.value:
         return False
     if last == "_target_":
         return _is_part(name.value, re.sub(r"\[\d+\]", "", place))
     if last == "id" and ":" not in name.value:
-        return all(_is_librarys(one) or _is_users(one) for one in entry_points(name.value))
-    return _is_users(name.value.partition(":")[0])
+        return all(one.startswith(LIBRARIES) or _is_users(one) for one in entry_points(name.value))
+    return last in ("id", "import_module") and _is_users(name.value.partition(":")[0])
 
 
 def _is_part(target: str, place: str) -> bool:
     """Return whether a target is a class of labrl, of a trusted library or of the user, and has the type that
     the key `place` requires."""
-    if not (_is_librarys(target) or _is_users(target)) or not re.fullmatch(TARGET, target):
+    if not (target.startswith(LIBRARIES) or _is_users(target)) or not re.fullmatch(TARGET, target):
         return False
     try:
         found = load_target(target)
@@ -237,34 +223,18 @@ def _is_part(target: str, place: str) -> bool:
         return True  # the class does not exist; a later error names similar classes
     if not isinstance(found, type):
         return False
-    home = sys.modules.get(found.__module__)
-    users = home is not None and _is_below(vars(home).get("__file__"))
-    if not users and (not _is_librarys(f"{found.__module__}.") or place.startswith(USERS)):
+    home, folder = sys.modules.get(found.__module__), present_trust().config_dir
+    users = folder is not None and home is not None and _lies_in(vars(home).get("__file__"), folder)
+    if not users and (not f"{found.__module__}.".startswith(LIBRARIES) or place.startswith(USERS)):
         return False
     kinds = next((kinds for one, kinds in KINDS.items() if fnmatch(place, one)), None)
     return any(_is_kind(found, kind, users) for kind in kinds) if kinds else users
-
-
-def _why_not(name: Name) -> str:
-    """Return why a name in a file of the current --config-dir is not accepted, in parentheses; '' if
-    unknown."""
-    if not name.key.endswith("_target_") or not re.fullmatch(TARGET, name.value) or not _is_users(name.value):
-        return ""
-    with suppress(TargetError):
-        if not isinstance(load_target(name.value), type):
-            # A function has no type to check, so the folder could call any function of the user's files.
-            return " (not a class: a key accepts only classes of its own type from your --config-dir)"
-    return ""
 
 
 def _is_kind(found: type, kind: str, users: bool) -> bool:
     if kind.rpartition(".")[2].islower():
         return users or found.__module__ == kind
     return issubclass(found, load_target(kind))
-
-
-def _is_librarys(path: str) -> bool:
-    return path.startswith(LIBRARIES)
 
 
 def _is_users(path: str) -> bool:
@@ -276,21 +246,14 @@ def _is_users(path: str) -> bool:
         sys.path.append(folder)  # last, so that it shadows no package
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(re.split(r"[.:]", path)[0])
-        places = (
-            [spec.origin] if spec and spec.origin else list((spec and spec.submodule_search_locations) or [])
-        )
-        return bool(places) and all(map(_is_below, places))
+        if spec is not None:
+            places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+            return bool(places) and all(_lies_in(place, folder) for place in places)
     return False
 
 
-def _is_below(path: str | None) -> bool:
-    """Return whether a file is in the --config-dir of the current command."""
-    folder = present_trust().config_dir
-    return None not in (path, folder) and _lies_in(Path(str(path)), Path(str(folder)))
-
-
-def _lies_in(path: Path, folder: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve())
+def _lies_in(path: str | None, folder: str) -> bool:
+    return path is not None and Path(path).resolve().is_relative_to(Path(folder).resolve())
 
 
 def entry_points(env_id: str) -> list[str]:

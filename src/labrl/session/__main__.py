@@ -30,7 +30,7 @@ def main() -> int:
     let_threads_sleep()
     with signals_leave("labrl-session: interrupted\n"), steady_output():
         # Imported late: PyTorch must not be imported before its threads are told to sleep.
-        from labrl.session.run import carry_out
+        from labrl.session.main import carry_out
 
         orders = zip(folders, numbers, strict=True)
         return max(carry_out({"folder": folder, "index": int(number)})[0] for folder, number in orders)

@@ -18,7 +18,7 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
-from labrl.processes.helper import HelperProcess, ParentConnection
+from labrl.processes.worker import ParentConnection, Worker
 from labrl.run.session_log import warnings_logged
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy
@@ -167,31 +167,31 @@ class Snapshot(NamedTuple):
 
 
 class Evaluator:
-    """Evaluate snapshots in a separate process, one after another. The methods raise HelperError."""
+    """Evaluate snapshots in a separate process, one after another. The methods raise WorkerError."""
 
     def __init__(self, session: SessionView, quota: Quota) -> None:
         """Start the process."""
         arguments = (session.config, session.index, session.seed, session.num_threads, quota)
         log = session.folder.log
-        self._helper = HelperProcess(NAME, serve, arguments, log, partial(warnings_logged, log))
+        self._worker = Worker(NAME, serve, arguments, log, partial(warnings_logged, log))
 
     def begin(self, snapshot: Snapshot) -> None:
         """Start the evaluation of a snapshot. The answer for the previous snapshot must have been taken."""
-        self._helper.send(snapshot)
+        self._worker.send(snapshot)
 
     def answer(self, stopping: Callable[[], bool] | None = None) -> list[Played] | None:
         """Return the played episodes, or None if the evaluation is still running.
 
         stopping: if given, wait for the answer, and return None only once `stopping()` is true.
         """
-        while not self._helper.has_message(POLL_SECONDS if stopping else 0.0):
+        while not self._worker.has_message(POLL_SECONDS if stopping else 0.0):
             if stopping is None or stopping():
                 return None
-        return self._helper.receive()
+        return self._worker.receive()
 
     def close(self) -> None:
         """End the process, even during an evaluation."""
-        self._helper.close()
+        self._worker.close()
 
 
 def serve(

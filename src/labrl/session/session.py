@@ -35,8 +35,8 @@ from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Played
 from labrl.session.interruption import Interruption
 from labrl.session.sources import make_source
-from labrl.session.start_from import load_learned
 from labrl.session.team import Alone, Hogwild, RankTeam
+from labrl.session.transfer import load_learned
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode, Step
 

@@ -28,7 +28,7 @@ from labrl.envs.actions import ActionRecord, action_statistics
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.learning.ranks import Ranks
-from labrl.processes.helper import HelperError, HelperProcess, ParentConnection, ParentEndedError
+from labrl.processes.worker import ParentConnection, ParentEndedError, Worker, WorkerError
 from labrl.run.session import RunSession
 from labrl.run.session_log import warnings_logged
 from labrl.seeding import derived_seed
@@ -103,7 +103,7 @@ class ActorProcess:
     The process is at most `queue_size` vector steps ahead of the learner, with weights that are published
     every `update_period` updates. The learner receives every step in order, so the number of updates per
     frame is exact; the age of the acting weights depends on timing. Frames, episodes and statistics count
-    only the steps that the learner has received. The methods raise HelperError.
+    only the steps that the learner has received. The methods raise WorkerError.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ActorProcess:
         self.actions: NDArray | None = None
         """Actions of the last step; None before the first step. [num_envs, *action]"""
         self._options, self._weights_path = options, folder.path / "acting_weights.bin"
-        self._helper = HelperProcess(
+        self._worker = Worker(
             NAME,
             serve,
             (config, options, index, seed, num_threads),
@@ -179,7 +179,7 @@ class ActorProcess:
         if self._clock.opt_step - self._published >= self._options.update_period:
             self._publish()
         self._acted: Acted = self._next()
-        self._helper.send(None)  # the queue has room for one more step
+        self._worker.send(None)  # the queue has room for one more step
         self._latest.append((self._clock.opt_step - self._acted.version, self._acted.ended))
         self._agent.adopt(observation, self._acted.decision)
         return self._acted.action
@@ -247,7 +247,7 @@ class ActorProcess:
 
     def close(self) -> None:
         """End the process. Calling it again has no effect."""
-        self._helper.close()
+        self._worker.close()
         self._weights_path.unlink(missing_ok=True)
 
     def _begin(self, env: dict[str, Any] | None) -> NDArray:
@@ -255,7 +255,7 @@ class ActorProcess:
         self._weights = WeightsFile(self._weights_path, self._modules, create=True)
         self._publish()
         acting = acting_state(self._agent, self._transforms, self._clock)
-        self._helper.send((acting, env, self._weights_path))
+        self._worker.send((acting, env, self._weights_path))
         observation: NDArray
         observation, self.action_mask = self._next(START_SECONDS)
         self._weights_path.unlink()  # both processes have it open, so a kill cannot leave the file behind
@@ -269,12 +269,12 @@ class ActorProcess:
     def _next(self, at_least: float = 0.0) -> Any:
         """Wait for the next message, up to the timeout or `at_least` seconds, whichever is longer."""
         timeout = max(self._options.timeout, at_least)
-        if self._helper.has_message(timeout):
-            return self._helper.receive()
-        self._helper.signal(signal.SIGUSR2)  # makes it write its stack to the log
+        if self._worker.has_message(timeout):
+            return self._worker.receive()
+        self._worker.signal(signal.SIGUSR2)  # makes it write its stack to the log
         time.sleep(0.5)
-        self._helper.kill()
-        raise HelperError(
+        self._worker.kill()
+        raise WorkerError(
             f"{NAME} has sent nothing for {timeout:g} seconds (meta.async_unroll.timeout); the session's log "
             "shows the line at which it hangs",
             key="meta.async_unroll.timeout",

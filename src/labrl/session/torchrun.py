@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from labrl.errors import InputError
 from labrl.processes.script import surroundings
-from labrl.processes.signals import stop_when_orphaned
+from labrl.processes.signals import when_the_parent_ends
 from labrl.run.provenance import Typed, as_typed
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def leading() -> Group | None:
 
 def lead(run: Callable[[], int]) -> int:
     """Call `run` on rank 0, tell the other ranks to exit afterwards, and return the exit code of `run`."""
-    stop_when_orphaned()  # A killed torchrun does not end its processes.
+    when_the_parent_ends()  # A killed torchrun does not end its processes.
     try:
         return run()
     finally:

@@ -1,1 +1,1 @@
-"""Trials: the sessions of one configuration, started, followed, resumed, repeated and played."""
+"""Trials: the sessions of one configuration, started, followed, resumed and repeated."""

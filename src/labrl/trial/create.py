@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labrl.agents.make import check_abilities, check_actions
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.config.compose import check_no_search
 from labrl.config.schema import TrialConfig
-from labrl.dashboards import login
+from labrl.dashboards.sender import is_sent
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError, LabrlError, LostProcessError, sentences
 from labrl.memory.workspace import memory_available
@@ -28,8 +29,10 @@ from labrl.session.team import check_shared_weights
 from labrl.session.torchrun import check_launch
 from labrl.spaces import Spaces, sees_images
 from labrl.trial.configuration import Configuration
-from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume
+
+if TYPE_CHECKING:
+    from labrl.trial.start_from import Beginning
 
 SESSION_BYTES = 150 << 20
 """Minimum memory of a session's process with PyTorch, a small environment and a small network, in bytes."""
@@ -84,7 +87,7 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
-    login.choose_mode(config.wandb)
+    is_sent(config.wandb)
 
 
 def create(
@@ -104,7 +107,7 @@ def create(
     config, origin = configuration.config, configuration.origin
     check(config, origin.choices.get("agent", ""), elsewhere)
     sessions = list(range(config.meta.max_session))
-    beginning = find_beginning(config, sessions) if begin is None else None
+    beginning = _beginning(config, sessions) if begin is None else None
     if is_run(Path(folder)) and (before := Run.open(folder)).unrecorded:
         with before.lock():  # It was killed while it was planned.
             before.discard_unrecorded()
@@ -126,10 +129,22 @@ def mark_due(config: TrialConfig, run: Run, indices: list[int], beginning: Begin
 
     indices: indices of the sessions; beginning: the initial weights, if they have been loaded already.
     """
-    lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
-    if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
-        beginning.write(run)
+    if config.start_from.run is not None:
+        sessions = (run.session(index) for index in indices)
+        lacking = [one.index for one in sessions if not (one.start.is_dir() or one.checkpoint_frames())]
+        if lacking and (beginning := beginning or _beginning(config, lacking)) is not None:
+            beginning.write(run)
     run.set_status("waiting", due=indices)
+
+
+def _beginning(config: TrialConfig, indices: list[int]) -> Beginning | None:
+    """Return the weights of another run from which sessions start; None without `start_from.run`."""
+    if config.start_from.run is None:
+        return None
+    # Imported late: most runs start from new weights.
+    from labrl.trial.start_from import find_beginning
+
+    return find_beginning(config, indices)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def check_fits(
     config: the edited configuration of `past`; changes: its changes that contradict the past of the run.
     """
     # Imported late: a misspelled key must not wait for PyTorch.
-    from labrl.session.run import check_restores
+    from labrl.session.main import check_restores
 
     try:
         check_restores(config, session)

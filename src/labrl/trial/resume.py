@@ -1,7 +1,7 @@
 """`labrl +resume` continues a run in its folder.
 
 `resume` decides which sessions continue; each loads its newest complete checkpoint when it starts
-(`restored_session` in `labrl.session.run`).
+(`restored_session` in `labrl.session.main`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def continue_config(
         raise refusal(found, f"+resume={run.path}")
     if not found and not force:
         again = shlex.join(["labrl", *origin.overrides])
-        refuse_idle(resolve(held), frame, run.config["env"]["max_frame"], again)
+        refuse_idle(resolve(held), frame, int(run.config["env"]["max_frame"]), again)
     return held, found
 
 

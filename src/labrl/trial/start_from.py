@@ -17,12 +17,11 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
-from labrl.run.session import RunSession
 from labrl.session.acting import ActingCopy
-from labrl.session.start_from import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
+from labrl.session.transfer import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
-from labrl.trial.loading import LoadedPolicy, load
 from labrl.trial.summary import say
+from labrl.trial.trained import TrainedAgent
 
 KEY = "start_from.run"
 SHOWN = 12
@@ -33,8 +32,8 @@ SHOWN = 12
 class Beginning:
     """The weights that the sessions of a trial start from."""
 
-    sources: Mapping[int, tuple[LoadedPolicy, Learned]]
-    """Policy of another run and its learned weights, for each session by its index."""
+    sources: Mapping[int, tuple[TrainedAgent, Learned]]
+    """Agent of another run and its learned weights, for each session by its index."""
     fit: Fit
 
     def facts(self) -> dict[str, Any]:
@@ -69,15 +68,13 @@ class Beginning:
         say("; ".join(lines))
 
 
-def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | None:
-    """Return the weights that some sessions of a trial start from; None without `start_from.run`.
+def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning:
+    """Return the weights that some sessions of a trial start from.
 
     numbers: indices of the sessions. Raises InputError if there is no such run or checkpoint, or if weights
     do not fit.
     """
     asked = config.start_from
-    if asked.run is None:
-        return None
     # The learned weights of each session of the other run.
     if asked.session == "same":
         sources = {index: _source(config, index) for index in numbers}
@@ -116,24 +113,18 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
     return Beginning(sources, found)
 
 
-def lacks_beginning(config: TrialConfig, folder: RunSession) -> bool:
-    """Return whether a session still needs the weights of another run because its folder does not contain
-    them."""
-    return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
-
-
-def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Learned]:
-    """Return the policy of a session of another run, after closing it, and its learned weights."""
+def _source(config: TrialConfig, session: int | None) -> tuple[TrainedAgent, Learned]:
+    """Return the agent of a session of another run, after closing it, and its learned weights."""
     asked = config.start_from
     assert asked.run is not None
-    policy = load(asked.run, session, asked.checkpoint, "fp32", "start_from")
+    agent = TrainedAgent.load(asked.run, session, asked.checkpoint, "fp32", "start_from")
     try:
-        return policy, Learned.by(policy.agent, policy.transforms)
+        return agent, Learned.by(agent.agent, agent.transforms)
     finally:
-        policy.close()
+        agent.close()
 
 
-def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputError:
+def _refusal(config: TrialConfig, source: TrainedAgent, found: Fit) -> InputError:
     """Return the error that shows a table of the weights that do not fit."""
     rows = [("", "here", "there"), *found.misfits[:SHOWN]]
     more = len(found.misfits) - SHOWN

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,15 @@ from labrl.errors import (
     FAILED,
     INTERRUPTED,
     TERMINATED,
-    LabrlError,
+    answer_to,
+    described,
 )
 from labrl.learning.compute import Compute
-from labrl.processes.follower import Follower
-from labrl.processes.output import INDENT, doing, labeled_output, print_traceback, printing_to
+from labrl.processes.output import INDENT, labeled_output, print_traceback, printing_to
 from labrl.processes.secrets import redact
 from labrl.processes.signals import SAVE, SIGNALS, Stopped, exit_code_of, how_it_ended
-from labrl.run.folder import read_json
-from labrl.run.run import Run, RunStatus
+from labrl.run.folder import Status, read_json
+from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
 from labrl.run.session_log import print_warnings
 from labrl.run.signature import Trust, trusting
@@ -41,16 +41,13 @@ from labrl.seeding import session_seed
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.devices import check_machine, visible_gpus
 from labrl.session.interruption import Interruption
-from labrl.session.run import run as run_session
+from labrl.session.main import run as run_session
 from labrl.session.team import forget_shared_weights
 from labrl.session.torchrun import leading
 from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import sees_images
-from labrl.trial import playback, reporting
 from labrl.trial.create import discarding_refused, recording_failure
-from labrl.trial.past import check_past
 from labrl.trial.result import TrialResult
-from labrl.trial.resume import FinishedError, resume
 from labrl.trial.summary import say
 
 _STOPPED = (INTERRUPTED, TERMINATED)
@@ -172,12 +169,7 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
         run.update(inexact=list(inexact))
     run.sync()
     done = None
-    with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
-        prepared = None
-        # In an experiment, preparing would take a core from other trials.
-        if config.meta.report and run.experiment is None:
-            prepared = reporting.prepare(run.path)
-            ending.callback(reporting.dismiss, prepared)
+    with shown_on_wandb(config.wandb, run, indices, say):
         if config.meta.max_session == 1:
             if (group := leading()) is not None:
                 run.update(ranks=group.ranks.size)
@@ -199,20 +191,18 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
             with suppress(OSError):  # of a disk that is read-only
                 run.report.unlink()  # so that a kill leaves no outdated report
         run.set_status(_run_status(result), sessions=sessions, videos_due=wants_videos)
-        return result if result.stopped_at_start else _make_files(run, config, result, prepared)
+        return result if result.stopped_at_start else _make_files(run, config, result)
 
 
-def _make_files(
-    run: Run, config: TrialConfig, result: TrialResult, prepared: Follower | None = None
-) -> TrialResult:
-    """Make the videos and the report of a run that has ended, and return its result.
+def _make_files(run: Run, config: TrialConfig, result: TrialResult) -> TrialResult:
+    """Make the videos and the report of a run that has ended, and return its result."""
+    # Imported late: the first step must not wait for what follows the last one.
+    from labrl.trial import reporting
+    from labrl.trial.videos import make_videos
 
-    prepared: the process from `reporting.prepare`, if there is one.
-    """
-    playback.make_videos(run)
+    make_videos(run)
     if config.meta.report:
-        doing(reporting.MAKING)
-        result.report = reporting.make_report(run.path, prepared)
+        result.report = reporting.make_report(run.path, config.env)
     if result.error is None and run.errors.lacking:
         result.lacking, result.exit_code = run.errors.summary(run.path), FAILED
     return result
@@ -290,7 +280,7 @@ def _read_result(
     return SessionResult(**{**known, "status": "failed", "error": error})
 
 
-def _run_status(result: TrialResult) -> RunStatus:
+def _run_status(result: TrialResult) -> Status:
     if result.exit_code:
         return "failed" if result.exit_code == FAILED else "interrupted"
     return "pruned" if any(session.status == "pruned" for session in result.sessions) else "finished"
@@ -305,6 +295,10 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     job, is resumed. Returns the exit code, and the error message if
     the trial as a whole failed.
     """
+    # Imported late: only a worker resumes a run.
+    from labrl.trial.past import check_past
+    from labrl.trial.resume import FinishedError, resume
+
     os.chdir(order["cwd"])
     log = None if order["log"] is None else Path(order["folder"], order["log"])
     with printing_to(log), labeled_output("" if log else order["label"]):
@@ -323,9 +317,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
             over = Run.open(order["folder"]).recorded_status in ("finished", "pruned")
             return DONE if over else stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED, None
         except Exception as error:
-            own = not isinstance(error, LabrlError) or error.__cause__ is not None
-            if order["full_error"] or (log and own):
+            answer = answer_to(error)
+            if order["full_error"] or (log and (answer is not error or error.__cause__)):
                 print_traceback(error, INDENT if log else "")
-            if isinstance(error, LabrlError):
-                return error.exit_code, str(error)
-            return FAILED, redact(f"{type(error).__name__}: {error}")
+            return (FAILED, redact(described(error))) if answer is None else (answer.exit_code, str(answer))

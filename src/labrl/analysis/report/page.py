@@ -132,8 +132,10 @@ def assets() -> tuple[Environment, Markup, Markup]:
     environment.filters["thousands"] = lambda value: UNKNOWN if value is None else f"{value:,}"
     environment.filters["order"] = _order
     environment.filters["yaml"] = as_yaml
-    css, script = (Markup(loader.get_source(environment, f"report.{kind}")[0]) for kind in ("css", "js"))
-    return environment, css, script
+    css, uplot, own = (
+        loader.get_source(environment, name)[0] for name in ("report.css", "uplot.min.js", "report.js")
+    )
+    return environment, Markup(css), Markup(f"{uplot}\n{own}")
 
 
 def relative(path: Path, folder: Path) -> str:

@@ -40,9 +40,9 @@ from labrl.run.experiment import Experiment
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
 from labrl.run.trust import check_experiment
-from labrl.trial.baseline import random_return
 from labrl.trial.configuration import check_start_from, resolved
 from labrl.trial.create import check
+from labrl.trial.reporting import random_return
 from labrl.trial.summary import say
 from labrl.types import INFO
 
@@ -177,7 +177,7 @@ def _objective(measure: str, base: TrialConfig, env: Mapping[str, Any]) -> Objec
         why = "the return of the random policy cannot be measured in this environment"
         fix = "search.objective=auc, which ranks trials almost identically"
         raise InputError.unsupported(setting, why, fix)
-    return Objective(measure, base.meta.max_session, baseline or 0.0)
+    return Objective(measure, base.meta.max_session, 0.0 if baseline is None else baseline.mean)
 
 
 def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str) -> Need:

@@ -34,7 +34,8 @@ from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.study import ERROR, HEARTBEAT, MACHINE, Study, is_given_up
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment
 from labrl.run.atomic import write_atomic
-from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord, TrialStatus
+from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord
+from labrl.run.folder import Status
 from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
 from labrl.seeding import derived_seed
@@ -43,7 +44,7 @@ from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say
 
-STATUS: dict[TrialState, TrialStatus] = {
+STATUS: dict[TrialState, Status] = {
     TrialState.RUNNING: "running",
     TrialState.WAITING: "waiting",
     TrialState.COMPLETE: "finished",

@@ -12,7 +12,7 @@ from typing import Any
 from labrl.errors import LabrlError
 from labrl.memory.workspace import Workspace
 from labrl.run.atomic import sync_file
-from labrl.run.checkpoint import BEST, CheckpointStore
+from labrl.run.checkpoint import CheckpointStore
 from labrl.run.session import RunSession
 from labrl.run.tree import num_bytes, pack
 from labrl.session.callbacks.callback import Callback, SessionView
@@ -222,8 +222,7 @@ class Checkpoint(Callback):
         """
         assert self._store is not None, "start() comes before step()"
         # A power failure must not lose rows that the checkpoint counts as written.
-        written = [folder.checkpoints, *([folder.checkpoints / BEST] if how["best"] else [])]
-        with folder.errors.tolerated(*written):
+        with folder.errors.tolerated(folder.checkpoints):
             for path in (folder.train_csv, folder.eval_csv, folder.path, *folder.replay.glob("**")):
                 sync_file(path)
             self._store.write(frame, packed, **how)
@@ -259,5 +258,5 @@ class Checkpoint(Callback):
         """Mark the existing checkpoint of `frame` as the best one."""
         assert self._store is not None
         self._settle()
-        with session.folder.errors.tolerated(session.folder.checkpoints / BEST):
+        with session.folder.errors.tolerated(session.folder.checkpoints):
             self._store.declare_best(frame)

@@ -1,28 +1,22 @@
-// The report's charts, with zoom, values on hover and curves that can be hidden, and its sortable tables. The charts are JSON in #charts.
+// The report's charts, drawn by uPlot, with zoom, values on hover and curves that can be hidden, and its sortable tables. The charts are JSON in #charts.
 "use strict";
 (() => {
-  const SVG = "http://www.w3.org/2000/svg";
-  const MARGIN = { top: 8, right: 12, bottom: 34, left: 54 };
   const specs = JSON.parse(document.getElementById("charts").textContent);
-  const state = { axis: null, hidden: new Set(), seeds: true, range: {}, lit: null };
+  const state = { axis: null, hidden: new Set(), seeds: true, range: {} };
   const charts = [];
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const known = (value) => value !== null && value !== undefined;
+  const ends = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
+  // A canvas does not know the variables of the style sheet.
+  const css = (color) => color.replace(/var\((--[a-z]+)\)/g, (_, name) => getComputedStyle(document.documentElement).getPropertyValue(name));
+  const faded = (color, percent) => `color-mix(in srgb, ${color} ${percent}%, transparent)`;
 
-  function make(name, attributes, parent, text) {
-    const node = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    if (parent) parent.appendChild(node);
-    return node;
-  }
   function html(name, text, parent) {
     const node = document.createElement(name);
     if (text !== null) node.textContent = text;
     parent.appendChild(node);
     return node;
   }
-
   // The marker of an isolated value. A dash would not be visible, so each dash has its own marker.
   function spot(dash, x, y, r) {
     const at = `M${x.toFixed(1)},${y.toFixed(1)}`, w = (0.89 * r).toFixed(1);
@@ -56,23 +50,11 @@
     }
     return texts;
   }
-  function ticks(low, high, wanted, whole) {
-    const rough = (high - low) / Math.max(wanted, 1), power = 10 ** Math.floor(Math.log10(rough)), rest = rough / power;
-    let step = (rest >= 7.5 ? 10 : rest >= 3.5 ? 5 : rest >= 1.5 ? 2 : 1) * power;
-    if (whole) step = Math.max(1, Math.round(step));
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-    return found;
-  }
-  function decades(low, high) {
-    const found = [];
-    for (let e = Math.ceil(low - 1e-9); e <= high + 1e-9; e++) found.push(e);
-    return found.length > 1 ? found.filter((_, i) => i % Math.ceil(found.length / 7) === 0) : ticks(low, high, 3);
-  }
 
   class Chart {
-    constructor(figure, spec, id) {
-      Object.assign(this, { spec, id, log: false, place: figure.querySelector(".plot") });
+    constructor(figure, spec) {
+      Object.assign(this, { spec, log: false, place: figure.querySelector(".plot") });
+      this.place.setAttribute("role", "img");
       this.tip = html("div", null, this.place);
       Object.assign(this.tip, { className: "tip", hidden: true });
       this.tip.setAttribute("aria-hidden", "true");
@@ -85,196 +67,129 @@
       }
       this.reset = html("button", "reset zoom", buttons);
       this.reset.addEventListener("click", () => zoom(this.axis, null));
-      this.watch();
-      new ResizeObserver(() => this.draw()).observe(this.place);
+      new ResizeObserver(() => { if (this.place.clientWidth !== this.width) this.draw(); }).observe(this.place);
     }
     get axis() { return this.spec.axes[state.axis] ? state.axis : Object.keys(this.spec.axes)[0]; }
     usable(y) { return known(y) && (!this.log || y > 0); }
-    visible() {
-      return this.spec.lines.filter((line) => line.views[this.axis] && !state.hidden.has(line.key) &&
-        !(line.role === "seed" && (!state.seeds || state.hidden.has(line.group))));
-    }
-    extent(lines) {
-      const axis = this.spec.axes[this.axis], chosen = state.range[this.axis], marks = lines.some((line) => line.role === "points");
-      const ends = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
-      let [x0, x1] = ends(lines.flatMap((line) => line.views[this.axis].x.filter(known)));
+    extent() {
+      const axis = this.spec.axes[this.axis], chosen = state.range[this.axis], marks = this.lines.some((line) => line.role === "points");
+      let [x0, x1] = ends(this.lines.flatMap((line) => line.views[this.axis].x.filter(known)));
       if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [0, axis.ticks.length - 1];
       else if (x0 === x1) [x0, x1] = x0 ? [0, 2 * x0].sort((a, b) => a - b) : [-0.5, 0.5];
       else if (x0 > x1) [x0, x1] = [0, 1];
       else if (marks) { const pad = 0.04 * (x1 - x0); x0 -= pad; x1 += pad; }
       if (chosen) [x0, x1] = chosen;
-      const values = lines.flatMap(({ views: { [this.axis]: view } }) => [view.y, view.low, view.high].filter(known)
+      const values = this.lines.flatMap(({ views: { [this.axis]: view } }) => [view.y, view.low, view.high].filter(known)
         .flatMap((list) => list.filter((y, i) => this.usable(y) && view.x[i] >= x0 && view.x[i] <= x1)));
       let [y0, y1] = this.spec.fixed_y || (values.length ? ends(values) : this.log ? [1, 10] : [0, 1]);
       if (this.log) [y0, y1] = [Math.log10(y0), Math.log10(y1)];
-      const pad = y0 === y1 ? Math.abs(y0) * 0.05 || 0.5 : (y1 - y0) * (this.spec.fixed_y ? 0.01 : 0.05);
-      return { x0, x1, y0: y0 - pad, y1: y1 + pad };
+      const pad = y0 === y1 ? Math.abs(y0) * 0.05 || 0.5 : (y1 - y0) * (this.spec.fixed_y ? 0.01 : 0.05), y = [y0 - pad, y1 + pad];
+      return { x: [x0, x1], y: this.log ? y.map((e) => 10 ** e) : y };
     }
     draw() {
-      const width = Math.max(this.place.clientWidth, 240);
+      const order = { seed: 0, reference: 1, center: 2, points: 3 }, axis = this.spec.axes[this.axis];
+      this.lines = this.spec.lines.filter((line) => line.views[this.axis] && !state.hidden.has(line.key) &&
+        !(line.role === "seed" && (!state.seeds || state.hidden.has(line.group)))).sort((a, b) => order[a.role] - order[b.role]);
+      const width = this.width = Math.max(this.place.clientWidth, 240), range = this.extent();
       const height = Math.round(this.spec.tall ? Math.min(width * 0.5, 400) : Math.min(Math.max(width * 0.48, 190), 260));
-      const lines = this.visible(), right = width - MARGIN.right, bottom = height - MARGIN.bottom;
-      const box = this.box = { ...this.extent(lines), width, height, right, bottom };
-      this.x = (x) => MARGIN.left + (x - box.x0) / (box.x1 - box.x0) * (right - MARGIN.left);
-      this.y = (y) => bottom - ((this.log ? Math.log10(y) : y) - box.y0) / (box.y1 - box.y0) * (bottom - MARGIN.top);
-      const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.spec.title });
-      this.frame(svg);
-      const clip = make("clipPath", { id: `clip-${this.id}` }, svg);
-      make("rect", { x: MARGIN.left - 1, y: MARGIN.top - 4, width: right - MARGIN.left + 6, height: bottom - MARGIN.top + 8 }, clip);
-      const inside = make("g", { "clip-path": `url(#clip-${this.id})` }, svg);
-      const order = { seed: 0, reference: 1, center: 2, points: 3 };
-      const sorted = [...lines].sort((a, b) => order[a.role] - order[b.role]);
-      for (const line of sorted) this.band(inside, line);
-      this.paths = new Map(sorted.map((line) => [line, this.line(inside, line)]));
-      if (!lines.some((line) => line.views[this.axis].x.length)) {
-        make("text", { x: width / 2, y: height / 2 - 10, "text-anchor": "middle", class: "empty" }, svg,
-          this.spec.lines.length ? "all curves are hidden" : "no values");
+      const tables = [], series = [{}], bands = [];
+      for (const line of this.lines.filter(({ role }) => role !== "points")) {
+        const view = line.views[this.axis], gaps = (values) => values.map((y) => (this.usable(y) ? y : null)), color = this.color(line);
+        const thin = line.role !== "center" && this.spec.lines.some(({ role }) => role === "center");
+        const look = { paths: line.step ? uPlot.paths.stepped({ align: 1 }) : undefined, points: { show: false } };
+        line.color_shown = thin ? faded(color, 50) : color;
+        tables.push([view.x, gaps(view.y), ...(view.low ? [gaps(view.low), gaps(view.high)] : [])]);
+        line.place = series.push({ ...look, stroke: line.color_shown, width: line.role === "center" ? 2.2 : thin ? 1 : 1.4, dash: line.dash }) - 1;
+        if (view.low) {
+          const low = series.push({ ...look, width: 0 }, { ...look, width: 0 }) - 2;
+          bands.push({ series: [low + 1, low], fill: faded(color, 17) });
+        }
       }
-      this.cursor = make("line", { class: "cursor", y1: MARGIN.top, y2: bottom, visibility: "hidden" }, svg);
-      this.chosen = make("rect", { class: "chosen", y: MARGIN.top, height: bottom - MARGIN.top, visibility: "hidden" }, svg);
-      if (this.svg) this.svg.replaceWith(svg); else this.place.prepend(svg);
-      this.svg = svg;
+      const named = axis.ticks.length > 0, soft = css("var(--soft)"), line = css("var(--line)"), font = "11px system-ui, sans-serif";
+      const scaled = (marks, log) => { const there = marks.filter(known), texts = tickTexts(log ? there.map((mark) => 10 ** mark) : there);
+        return marks.map((mark) => (known(mark) ? texts[there.indexOf(mark)] : "")); };
+      const short = (names, plot) => { const most = Math.max(4, Math.floor(plot.bbox.width / devicePixelRatio / names.length / 6.8));
+        return names.map((name) => (name.length > most ? `${name.slice(0, most - 1)}…` : name)); };
+      this.plot?.destroy();
+      this.plot = new uPlot({
+        width, height, series, bands, padding: [8, 12, 0, 0], legend: { show: false }, focus: { alpha: 0.35 },
+        scales: { x: { time: false, range: range.x }, y: { range: range.y, distr: this.log ? 3 : 1 } },
+        axes: [
+          { stroke: soft, font, labelFont: font, label: axis.label, labelSize: 14, size: 22, gap: 3, space: 70, grid: { show: false },
+            ticks: { stroke: line, size: 4, width: 1 }, border: { show: true, stroke: line, width: 1 },
+            ...(axis.whole || axis.log ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9] } : {}),
+            ...(named ? { splits: () => axis.ticks.map((_, i) => i), values: (plot) => short(axis.ticks, plot) } : { values: (_, marks) => scaled(marks, axis.log) }) },
+          { stroke: soft, font, size: 54, gap: 3, grid: { stroke: css("var(--grid)"), width: 1 }, ticks: { show: false }, values: (_, marks) => scaled(marks) },
+        ],
+        cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => zoom(this.axis, null) } },
+        hooks: {
+          draw: [(plot) => this.marks(plot)],
+          setCursor: [(plot) => this.hover(plot)],
+          setSelect: [({ select: { left, width: wide } }) => {
+            if (wide > 8) queueMicrotask(() => zoom(this.axis, [left, left + wide].map((at) => this.plot.posToVal(at, "x"))));
+          }],
+        },
+      }, tables.length ? uPlot.join(tables) : [[]], this.place);
+      touch(this.plot.over);
+      this.place.setAttribute("aria-label", `${this.spec.title}: ${this.lines.map(({ name }) => name).join("; ") || "no curve"}`);
+      const empty = !this.lines.some((one) => one.views[this.axis].x.length);
+      if (empty) html("div", this.spec.lines.length ? "all curves are hidden" : "no values", this.plot.over).className = "empty";
       this.reset.hidden = !state.range[this.axis];
-    }
-    frame(svg) {
-      const { x0, x1, y0, y1, right, bottom } = this.box, axis = this.spec.axes[this.axis];
-      const marks = this.log ? decades(y0, y1) : ticks(y0, y1, 5);
-      const texts = tickTexts(this.log ? marks.map((mark) => 10 ** mark) : marks);
-      for (const [place, mark] of marks.entries()) {
-        const y = bottom - (mark - y0) / (y1 - y0) * (bottom - MARGIN.top);
-        make("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y, y2: y }, svg);
-        make("text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, svg, texts[place]);
-      }
-      make("line", { class: "axis", x1: MARGIN.left, x2: right, y1: bottom, y2: bottom }, svg);
-      const named = axis.ticks.length > 0, room = (right - MARGIN.left) / (named ? axis.ticks.length : 1);
-      const at = named ? axis.ticks.map((_, i) => i) : axis.log ? decades(x0, x1) : ticks(x0, x1, Math.max(2, Math.floor(room / 80)), axis.whole);
-      const names = named ? axis.ticks : tickTexts(axis.log ? at.map((mark) => 10 ** mark) : at);
-      for (const [place, mark] of at.entries()) {
-        if (mark < x0 || mark > x1) continue;
-        const x = this.x(mark), last = !named && x > right - 12, most = Math.max(4, Math.floor(room / 6.8));
-        make("line", { class: "axis", x1: x, x2: x, y1: bottom, y2: bottom + 4 }, svg);
-        const long = named && names[place].length > most, text = long ? `${names[place].slice(0, most - 1)}…` : names[place];
-        const anchor = last ? "end" : named && x > right - 5 ? "end" : "middle";
-        const label = make("text", { x: anchor === "end" ? right + 8 : x, y: bottom + 16, "text-anchor": anchor }, svg, text);
-        if (long) make("title", {}, label, names[place]);
-      }
-      make("text", { x: (MARGIN.left + right) / 2, y: bottom + 31, "text-anchor": "middle" }, svg, axis.label);
+      this.tip.hidden = true;
     }
     color(line) {
       const mix = line.shade || 0, lifted = `color-mix(in oklab, ${line.color}, white var(--lift))`;
-      return mix ? `color-mix(in oklab, ${lifted} ${100 - Math.abs(mix)}%, var(${mix > 0 ? "--paper" : "--ink"}))` : lifted;
+      return css(mix ? `color-mix(in oklab, ${lifted} ${100 - Math.abs(mix)}%, var(${mix > 0 ? "--paper" : "--ink"}))` : lifted);
     }
-    // Stretches of indices without gaps.
-    stretches(view, there) {
-      const found = [[]];
-      view.x.forEach((_, i) => { if (there(i)) found[found.length - 1].push(i); else if (found[found.length - 1].length) found.push([]); });
-      return found.filter((part) => part.length);
-    }
-    path(line, xs, ys) {
-      const at = (i) => `${this.x(xs[i]).toFixed(1)},${this.y(ys[i]).toFixed(1)}`;
-      return (part) => part.map((i, place) => (place && line.step ? `H${this.x(xs[i]).toFixed(1)}` : "") + (place ? "L" : "M") + at(i)).join("");
-    }
-    band(parent, line) {
-      const view = line.views[this.axis];
-      if (!view.low || line.role === "points") return;
-      const up = this.path(line, view.x, view.high);
-      const d = this.stretches(view, (i) => this.usable(view.low[i]) && this.usable(view.high[i])).map((part) => {
-        const [i] = part, x = this.x(view.x[i]), low = this.y(view.low[i]);
-        if (part.length === 1) return `M${(x - 4).toFixed(1)},${this.y(view.high[i]).toFixed(1)}h8V${low.toFixed(1)}h-8Z`;  // a bar for a single value
-        const back = [...part].reverse();
-        return up(part) + back.map((j, place) => (place && line.step ? `V${this.y(view.low[j]).toFixed(1)}` : "") +
-          `L${this.x(view.x[j]).toFixed(1)},${this.y(view.low[j]).toFixed(1)}`).join("") + "Z";
-      }).join("");
-      if (d) make("path", { class: "band", d, style: `fill:${this.color(line)}` }, parent);
-    }
-    line(parent, line) {
-      const view = line.views[this.axis], color = this.color(line);
-      const group = make("g", { class: `curve ${line.role}`, "data-key": line.key }, parent);
-      if (line.role === "points") { this.points(group, line, view, color); return group; }
-      const parts = this.stretches(view, (i) => this.usable(view.y[i]));
-      if (!parts.length) return group;
-      const alone = parts.filter((part) => part.length === 1).map(([i]) => [this.x(view.x[i]), this.y(view.y[i])]);
-      const thin = line.role === "seed" && this.spec.lines.some((other) => other.role === "center");
-      const opacity = thin || line.role === "reference" ? 0.5 : 1;
-      const d = parts.map(this.path(line, view.x, view.y)).join("");
-      make("path", { class: "line", d, style: `stroke:${color};stroke-width:${line.role === "center" ? 2.2 : opacity < 1 ? 1 : 1.4};` +
-        `stroke-dasharray:${(line.dash || []).join(" ") || "none"};opacity:${opacity}` }, group);
-      if (alone.length) {
-        const r = alone.length > 20 ? 1.5 : thin ? 2.5 : 3.5;
-        make("path", { class: "dots", d: alone.map(([x, y]) => spot(line.dash, x, y, r)).join(""), style: `fill:${color};opacity:${opacity}` }, group);
-      }
-      return group;
-    }
-    points(group, line, view, color) {
-      view.x.forEach((at, i) => {
-        if (!this.usable(view.y[i]) || !known(at)) return;
-        const x = this.x(at), y = this.y(view.y[i]);
-        if (view.low && this.usable(view.low[i])) {
-          make("line", { x1: x, x2: x, y1: this.y(view.low[i]), y2: this.y(view.high[i]), style: `stroke:${color};stroke-width:1.5` }, group);
-        }
-        const shape = line.mark === "cross"
-          ? make("path", { d: `M${x - 3},${y - 3}l6,6m0,-6l-6,6`, style: `stroke:${color};stroke-width:1.6;fill:none` }, group)
-          : make("path", { d: spot(line.dash, x, y, 4), style: `fill:${color};opacity:.85` }, group);
-        make("title", {}, shape, `${(line.labels && line.labels[i]) || line.name}: ${shortText(view.y[i])}`);
-      });
-    }
-    watch() {
-      let start = null;
-      const at = (event) => {
-        const bounds = this.svg.getBoundingClientRect(), scale = this.box.width / bounds.width;
-        const x = Math.min(Math.max((event.clientX - bounds.left) * scale, MARGIN.left), this.box.right);
-        const value = this.box.x0 + (x - MARGIN.left) / (this.box.right - MARGIN.left) * (this.box.x1 - this.box.x0);
-        return { x, y: (event.clientY - bounds.top) * scale, value };
-      };
-      const on = (name, act) => this.place.addEventListener(name, act);
-      on("pointerdown", (event) => { if (event.button === 0 && this.box) start = at(event); });
-      on("pointermove", (event) => {
-        if (!this.box) return;
-        const now = at(event);
-        if (start && Math.abs(now.x - start.x) > 4) {
-          if (!this.place.hasPointerCapture(event.pointerId)) this.place.setPointerCapture(event.pointerId);
-          for (const [name, value] of [["x", Math.min(start.x, now.x)], ["width", Math.abs(now.x - start.x)], ["visibility", "visible"]]) {
-            this.chosen.setAttribute(name, value);
+    // Draw what is not a curve: sets of points, values with a gap on both sides, and their intervals.
+    marks(plot) {
+      const { ctx, bbox } = plot, unit = devicePixelRatio;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left - unit, bbox.top - 4 * unit, bbox.width + 6 * unit, bbox.height + 8 * unit);
+      ctx.clip();
+      for (const line of this.lines) {
+        const view = line.views[this.axis], points = line.role === "points", color = points ? this.color(line) : line.color_shown;
+        const there = (i) => known(view.x[i]) && this.usable(view.y[i]);
+        const alone = view.x.map((_, i) => i).filter((i) => there(i) && (points || (!there(i - 1) && !there(i + 1))));
+        const r = points ? 4 : alone.length > 20 ? 1.5 : line.role === "seed" ? 2.5 : 3.5;
+        for (const i of alone) {
+          const at = (value) => plot.valToPos(value, "y", true) / unit, x = plot.valToPos(view.x[i], "x", true) / unit, y = at(view.y[i]);
+          ctx.save();
+          ctx.scale(unit, unit);
+          if (view.low && this.usable(view.low[i])) {
+            const wide = points ? 1.5 : 8;
+            ctx.fillStyle = points ? color : faded(color, 17);
+            ctx.fillRect(x - wide / 2, at(view.high[i]), wide, at(view.low[i]) - at(view.high[i]));
           }
+          Object.assign(ctx, { fillStyle: points ? faded(color, 85) : color, strokeStyle: color, lineWidth: 1.6 });
+          if (line.mark === "cross") ctx.stroke(new Path2D(`M${x - 3},${y - 3}l6,6m0,-6l-6,6`));
+          else ctx.fill(new Path2D(spot(line.dash, x, y, r)));
+          ctx.restore();
         }
-        this.hover(now);
-      });
-      on("pointerleave", () => { if (!start) this.hover(null); });
-      on("pointercancel", () => { start = null; this.draw(); this.hover(null); });
-      on("pointerup", (event) => {
-        const from = start;
-        start = null;
-        if (!from) return;
-        this.chosen.setAttribute("visibility", "hidden");
-        const to = at(event);
-        if (Math.abs(to.x - from.x) > 8) zoom(this.axis, [from.value, to.value].sort((a, b) => a - b));
-        if (event.pointerType !== "mouse") this.hover(null);
-      });
-      on("dblclick", () => zoom(this.axis, null));
+      }
+      ctx.restore();
     }
-    // For each visible line, the row that is nearest to the pointer.
-    near(point) {
-      const rows = [];
-      for (const line of this.visible()) {
-        const view = line.views[this.axis];
-        let best = -1;
-        view.x.forEach((x, i) => {
-          if (known(x) && this.usable(view.y[i]) && (best < 0 || Math.abs(x - point.value) < Math.abs(view.x[best] - point.value))) best = i;
-        });
-        const span = view.x.length > 1 ? (view.x[view.x.length - 1] - view.x[0]) / (view.x.length - 1) * 2 : Infinity;
-        if (best < 0 || Math.abs(view.x[best] - point.value) > Math.max(span, 0)) continue;
-        rows.push({ line, x: view.x[best], y: view.y[best], low: view.low?.[best], high: view.high?.[best],
-          distance: Math.abs(this.y(view.y[best]) - point.y) });
+    // For each visible line, the row that is nearest to the cursor.
+    near(plot) {
+      const rows = [], at = plot.posToVal(plot.cursor.left, "x");
+      for (const line of this.lines) {
+        const view = line.views[this.axis], { x } = view, span = x.length > 1 ? (x[x.length - 1] - x[0]) / (x.length - 1) * 2 : Infinity;
+        const gap = (i) => Math.abs(x[i] - at), rise = (i) => Math.abs(plot.valToPos(view.y[i], "y") - plot.cursor.top);
+        const there = x.map((_, i) => i).filter((i) => known(x[i]) && this.usable(view.y[i]));
+        if (!there.length) continue;
+        const best = there.reduce((i, j) => (gap(j) < gap(i) || (gap(j) === gap(i) && rise(j) < rise(i)) ? j : i));
+        if (gap(best) > (this.spec.axes[this.axis].ticks.length ? 0.5 : Math.abs(span))) continue;
+        rows.push({ line, name: line.labels?.[best] || line.name, x: x[best], y: view.y[best], low: view.low?.[best], high: view.high?.[best],
+          distance: Math.hypot(line.role === "points" ? plot.valToPos(x[best], "x") - plot.cursor.left : 0, rise(best)) });
       }
       return rows.sort((a, b) => a.distance - b.distance);
     }
-    hover(point) {
-      light(null);
-      this.tip.hidden = true;
-      this.cursor.setAttribute("visibility", "hidden");
-      const rows = point ? this.near(point) : [], [closest] = rows;
+    hover(plot) {
+      const rows = plot.cursor.left >= 0 ? this.near(plot) : [], [closest] = rows;
+      light(closest ? closest.line.key : null);
+      this.tip.hidden = !closest;
       if (!closest) return;
-      light(closest.line.key);
       const axis = this.spec.axes[this.axis], value = axis.log ? 10 ** closest.x : closest.x;
       this.tip.replaceChildren();
       html("b", axis.ticks[closest.x] ?? `${axis.label} ${shortText(value)}`, this.tip);
@@ -282,17 +197,13 @@
       for (const row of [...shown].sort((a, b) => b.y - a.y)) {
         const entry = html("div", null, this.tip);
         html("i", null, entry).style.background = this.color(row.line);
-        const name = html("span", row.line.name, entry);
+        const name = html("span", row.name, entry);
         if (row === closest) name.style.fontWeight = "600";
         html("em", shortText(row.y) + (known(row.low) ? ` (${shortText(row.low)} to ${shortText(row.high)})` : ""), entry);
       }
       if (shown.length < rows.length) html("div", `and ${rows.length - shown.length} more`, this.tip).className = "soft";
-      const x = this.x(closest.x), scale = this.place.clientWidth / this.box.width;
-      for (const [name, at] of [["x1", x], ["x2", x], ["visibility", "visible"]]) this.cursor.setAttribute(name, at);
-      this.tip.hidden = false;
-      const width = this.tip.offsetWidth, after = x * scale + 14;
-      this.tip.style.left = `${Math.max(after + width > this.place.clientWidth ? after - width - 28 : after, 0)}px`;
-      this.tip.style.top = `${MARGIN.top + 4}px`;
+      const wide = this.tip.offsetWidth, after = plot.valToPos(closest.x, "x") + plot.over.offsetLeft + 14;
+      this.tip.style.left = `${Math.max(after + wide > this.width ? after - wide - 28 : after, 0)}px`;
     }
   }
 
@@ -303,10 +214,17 @@
     redraw();
   }
   function light(key) {
-    if (state.lit === key) return;
-    state.lit = key;
-    for (const [line, node] of charts.flatMap((chart) => [...chart.paths || []])) {
-      node.classList.toggle("lit", key !== null && line.key === key);
+    for (const { lines, plot } of charts) {
+      const place = lines.find((line) => line.key === key)?.place;
+      if (plot) plot.setSeries(place ?? null, { focus: true });
+    }
+  }
+  // uPlot listens to the mouse only.
+  function touch(node) {
+    for (const [name, mouse] of [["pointerdown", "mousedown"], ["pointermove", "mousemove"], ["pointerup", "mouseup"]]) {
+      node.addEventListener(name, ({ pointerType, clientX, clientY }) => {
+        if (pointerType === "touch") node.dispatchEvent(new MouseEvent(mouse, { clientX, clientY, movementX: 1, bubbles: true }));
+      });
     }
   }
   function controls() {
@@ -362,8 +280,10 @@
       root.dataset.theme = isDark() ? "light" : "dark";
       try { localStorage.setItem("labrl-theme", root.dataset.theme); } catch { /* as above */ }
       name();
+      redraw();
     });
-    dark.addEventListener("change", name);
+    dark.addEventListener("change", () => { name(); redraw(); });
+    matchMedia("print").addEventListener("change", redraw);
     name();
   }
 
@@ -385,6 +305,6 @@
   addEventListener("beforeprint", () => { for (const node of all("details")) node.open = true; });
   theme();
   controls();
-  for (const figure of all("figure[data-chart]")) charts.push(new Chart(figure, specs[figure.dataset.chart], figure.dataset.chart));
+  for (const figure of all("figure[data-chart]")) charts.push(new Chart(figure, specs[figure.dataset.chart]));
   redraw();
 })();

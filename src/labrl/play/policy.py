@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,31 +12,24 @@ from torch import nn
 
 from labrl.agents.agent import Observation
 from labrl.agents.random import check_uniform
-from labrl.config.compose import find_modules, resolve
-from labrl.envs.make import describe, gives_masks, info_keys, make_env
+from labrl.envs.make import info_keys, make_env
 from labrl.envs.masks import KEY, OBSERVATION, choices, flags_of
 from labrl.envs.protocol import action_dtype
 from labrl.envs.solo import RenderMode, SoloEnv
 from labrl.envs.vector import VectorEnv
-from labrl.errors import InputError, key_in
-from labrl.learning.compute import Compute
+from labrl.errors import InputError
 from labrl.networks.building import is_recurrent
-from labrl.run.checkpoint import loading
 from labrl.run.run import Run
-from labrl.seeding import derived_seed, session_seed
-from labrl.session.acting import ActingCopy
+from labrl.seeding import derived_seed
 from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, names_of, numbers_named
 from labrl.session.evaluation import Quota, played_steps
-from labrl.spaces import Spaces, array_dtype, parts, sees_images
-from labrl.trial.command import frame_of
-from labrl.trial.find import Verb, find_run, option_of
-from labrl.trial.past import check_past
+from labrl.spaces import array_dtype, parts
+from labrl.trial.find import Verb
+from labrl.trial.trained import Precision, TrainedAgent
 
 AT_ONCE = 16
 """Maximum number of environments that play at the same time."""
-
-Precision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +65,7 @@ class Evaluation:
         )
 
 
-class LoadedPolicy:
+class LoadedPolicy(TrainedAgent):
     """The agent of one session, loaded from a checkpoint to act without learning.
 
     Loading and playing change no files of the run, so the run may still be in progress.
@@ -82,61 +74,14 @@ class LoadedPolicy:
     def __init__(
         self,
         past: Run,
-        plain: Mapping[str, Any],
         session: int | None,
         checkpoint: str,
         verb: Verb = "load",
         precision: Precision | None = None,
         num_threads: int = 1,
     ) -> None:
-        """Load the agent of the run `past`, whose modules must be importable.
-
-        plain: the resolved configuration; session: index of the session; None: the session with the highest
-        evaluation score; checkpoint: best, latest, default or a frame; verb: the purpose, for messages;
-        precision: precision of the networks; None: the precision of the run; num_threads: number of cores to
-        use. Raises InputError if there is no such checkpoint, or if it does not fit the configuration.
-        """
-        config = resolve(plain)
-        chosen = past.choose_session(session, option_of(verb, "session"))
-        found, self.checkpoint = chosen.choose_checkpoint(checkpoint, option_of(verb, "checkpoint"))
-        """Kind of the loaded checkpoint: `best`, `latest`, or `chosen` if it was requested by its frame."""
-        assert config.seed is not None
-        self.folder = past.path
-        """The run folder."""
-        self.session = chosen.index
-        """Index of the session."""
-        self.frame = found.frame
-        """Number of frames that the session had played when the checkpoint was written."""
-        self.file = found.path.name
-        """Name of the folder of the loaded checkpoint."""
-        self.checksum = found.checksum
-        """SHA-256 of the file with the checkpoint's state."""
-        self.seed = session_seed(config.seed, self.session)
-        """Seed of the session's random streams."""
-        self.config = dict(plain)
-        """The resolved configuration of the run as plain data, for example `config["agent"]["lr"]`."""
-        self.trial = config
-        """The resolved configuration of the run, as typed dataclasses."""
-        # If several ranks train a session, its checkpoint contains the agent of the first rank.
-        ranks = 1 + len(found.state.get("ranks", []))
-        self.observation_space, self.action_space = describe(config.env)
-        masked = gives_masks(config.env)
-        num_envs = config.env.config.num_envs // ranks
-        self.spaces = Spaces(self.observation_space, self.action_space, num_envs, masked)
-        """Spaces for which the agent is built; the observation space is a single array or a flat Dict."""
-        images = sees_images(self.observation_space)
-        precision = precision or config.meta.precision
-        compute = Compute.choose("auto", precision, num_threads, faster_on_gpu=images)
-        copy = ActingCopy(config, self.spaces, self.seed, compute, ranks)
-        self.agent, self.transforms, self.clock = copy.agent, copy.transforms, copy.clock
-        try:
-            with loading(str(found.path)):
-                copy.clock.load_state_dict(found.state["clock"])
-                self.transforms.load_state_dict(found.state["transforms"])
-                self.agent.load_state_dict(found.state["agent"])
-        except BaseException:
-            copy.close()
-            raise
+        """Load the policy as `TrainedAgent` loads the agent."""
+        super().__init__(past, session, checkpoint, verb, precision, num_threads)
         self._dtype = array_dtype(self.observation_space)
         self._start: NDArray[np.bool_] | None = None
         self._generator = np.random.default_rng(derived_seed(self.seed, "loaded"))
@@ -295,10 +240,6 @@ class LoadedPolicy:
             why = f"{self.trial.agent.target} has no greedy action"
             raise InputError.unsupported("greedy=true", why, "Leave out greedy=true")
 
-    def close(self) -> None:
-        """Stop the threads of the agent."""
-        self.agent.close()
-
     def _batch(self, observation: Any) -> tuple[NDArray, bool]:
         """Return observations as a batch, [n, *obs], and whether a single observation was given."""
         if self._dtype.names is None:
@@ -384,24 +325,3 @@ def _check_whole(name: str, value: Any, least: int) -> None:
     """Raise InputError unless the argument `name` is a whole number of at least `least`."""
     if not isinstance(value, int | np.integer) or value < least:
         raise InputError.value(name, value, f"be a whole number of at least {least}")
-
-
-def load(
-    run: str | os.PathLike[str],
-    session: int | None = 0,
-    checkpoint: str | int = "best",
-    precision: Precision | None = None,
-    verb: Verb = "load",
-) -> LoadedPolicy:
-    """Load the policy of a run, as `labrl.load` does.
-
-    precision: precision of the networks; None: the precision of the run; verb: the purpose, for messages.
-    """
-    past = check_past(find_run(os.fspath(run), [], verb))
-    config = past.read_config()
-    find_modules(past.config_dir)
-    wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
-    if wanted is None:
-        key = key_in(option_of(verb, "checkpoint"))
-        raise InputError.value(key, checkpoint, "be best, latest or the frame of a checkpoint")
-    return LoadedPolicy(past, config, session, str(wanted), verb, precision)

@@ -24,8 +24,8 @@ from labrl.envs.make import watch
 from labrl.errors import DONE, FAILED, WRONG_INPUT
 from labrl.run.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.run.run import Run
-from labrl.trial import playback
-from labrl.trial.playback import write_mp4
+from labrl.trial import videos as video_files
+from labrl.trial.videos import write_mp4
 
 CARTPOLE = [
     *QUIET,
@@ -106,7 +106,7 @@ def test_videos_missing_after_a_kill_are_made_later(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(playback, "render_videos", killed)
+        patch.setattr(video_files, "render_videos", killed)
         with pytest.raises(Killed):
             main(experiment if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
     if command == "unrecorded":
@@ -253,7 +253,7 @@ def test_ctrl_c_during_rendering_leaves_a_finished_run(
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(playback, "render_videos", interrupted)
+    monkeypatch.setattr(video_files, "render_videos", interrupted)
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
     output = "".join(capsys.readouterr())

@@ -31,9 +31,9 @@ from labrl.envs.atari import AtariConfig
 from labrl.envs.masks import KEY, choices
 from labrl.errors import InputError, LabrlError
 from labrl.networks.layers import tensor_type
+from labrl.play.policy import LoadedPolicy
 from labrl.run.atomic import write_json
 from labrl.spaces import widths
-from labrl.trial.loading import LoadedPolicy, load
 
 Format = Literal["onnx", "torch"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -144,7 +144,7 @@ def export(
     for package in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
         if importlib.util.find_spec(package) is None:
             raise InputError.not_installed("--format=onnx", package, "export", "--format torch")
-    policy = load(run, session, checkpoint, "fp32", "export")
+    policy = LoadedPolicy.load(run, session, checkpoint, "fp32", "export")
     module = ExportedPolicy(policy, sampled)
     recorded = _record(policy)
     _check_greedy(policy, ExportedPolicy(policy, sampled=False), recorded)

@@ -39,10 +39,9 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
             return stop.exit_code if isinstance(stop, Stopped) else 130  # labrl.errors.INTERRUPTED
         except Exception as error:
-            from labrl.processes.output import print_traceback  # without secrets, unlike the interpreter
+            from labrl.processes.output import print_failure  # without secrets, unlike the interpreter
 
-            print_traceback(error)
-            return 1  # labrl.errors.FAILED
+            return print_failure(error)
         finally:
             gc.freeze()  # otherwise the interpreter visits all of PyTorch's objects at exit, for 0.3 s
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # avoids a traceback from the interpreter's exit

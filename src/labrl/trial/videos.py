@@ -1,11 +1,9 @@
-"""Playback of recorded episodes from their seeds and actions: as a check, in a window, or as a video."""
+"""Videos of recorded episodes, which are played again from their seeds and actions."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -20,24 +18,19 @@ from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import watch
 from labrl.envs.protocol import Backend, Watched
-from labrl.errors import DONE, FAILED, InputError, LabrlError
+from labrl.errors import InputError, LabrlError
 from labrl.processes.output import doing
-from labrl.run.episodes import RecordedEpisode, read_episode, recorded_names
+from labrl.run.episodes import RecordedEpisode, read_episode
 from labrl.run.run import Run
-from labrl.run.session import RunSession, SessionResult
+from labrl.run.session import SessionResult
 from labrl.run.trust import check_recorded
 from labrl.session.episodes import replayed
-from labrl.trial.find import find_run
-from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
-
-SMALLEST = 480
-"""Size in pixels to which the shorter side of a smaller image is enlarged in a window."""
 
 LARGEST = 4096
 """Maximum size of a side after enlargement, in pixels."""
 
-VIDEO_SMALLEST = 256
+SMALLEST = 256
 """Size in pixels to which the shorter side of a smaller image is enlarged in a video."""
 
 VIDEOS = ("best", "last")
@@ -111,72 +104,6 @@ def to_video(
         raise InputError.unsupported("env", why) from error
 
 
-def to_window(episode: RecordedEpisode, window: Window, screening: Screening) -> str | None:
-    """Play back an episode in a window at normal speed. Return how it differs from the record; None if it
-    does not.
-
-    Raises InputError if the environment cannot render images, and WindowClosedError if the user closes the
-    window.
-    """
-    env = screening.environment(episode)
-    return replayed(episode, env, lambda _: window.show(env.picture(), env.frames_per_second))
-
-
-class WindowClosedError(Exception):
-    """Raised when the user closes the window, or presses Escape or q."""
-
-
-class Window:
-    """A window that shows images. Raises InputError if there is no display."""
-
-    def __init__(self) -> None:
-        displays, instead = ("DISPLAY", "WAYLAND_DISPLAY"), "Leave it out to write videos"
-        if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in displays):
-            why = "it needs a display, but neither DISPLAY nor WAYLAND_DISPLAY is set"
-            raise InputError.usage("render=human", why, instead)
-        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        try:
-            import pygame
-        except ImportError as error:
-            why, fix = f"it needs pygame ({error})", 'Type pip install "gymnasium[classic-control]"'
-            raise InputError.about("render=human", why, fix, code="not-installed") from error
-        try:
-            pygame.display.init()
-        except pygame.error as error:
-            why = f"it needs a display: {error}"
-            raise InputError.usage("render=human", why, instead) from error
-        self._pygame: Any = pygame
-        self._screen: Any = None
-        self._due = 0.0
-
-    def show(self, picture: NDArray[np.uint8], frames_per_second: float) -> None:
-        """Show an image, and wait until the next image is due. Raises WindowClosedError.
-
-        picture: RGB, [height, width, 3].
-        """
-        pygame = self._pygame
-        height, width = picture.shape[:2]
-        if self._screen is None or pygame.display.get_surface() is not self._screen:
-            # An environment that draws with pygame shuts pygame down when it is closed.
-            pygame.display.init()
-            zoom = max(1, min(round(SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width)))
-            self._screen = pygame.display.set_mode((width * zoom, height * zoom))
-            pygame.display.set_caption("labrl")
-        image = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
-        self._screen.blit(pygame.transform.scale(image, self._screen.get_size()), (0, 0))
-        pygame.display.flip()
-        for event in pygame.event.get():
-            leaving = event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q)
-            if event.type == pygame.QUIT or leaving:
-                raise WindowClosedError
-        time.sleep(max(self._due - time.perf_counter(), 0.0))
-        self._due = time.perf_counter() + 1 / frames_per_second
-
-    def close(self) -> None:
-        """Close the window."""
-        self._pygame.display.quit()
-
-
 def make_videos(run: Run) -> None:
     """Make the videos of a run that has ended, unless they exist or were not requested.
 
@@ -185,7 +112,7 @@ def make_videos(run: Run) -> None:
     info = run.read_info()
     if info.get("videos_due"):
         doing("making videos of the best and the last episode")
-        prepare(_config_dir(run))
+        prepare(own_modules(run))
         render_videos(run, [SessionResult(**one) for one in info.get("sessions", [])])
         run.set_status(info["status"], videos_due=False)
 
@@ -208,7 +135,7 @@ def render_videos(run: Run, sessions: Sequence[SessionResult]) -> list[Path]:
             if made or not source.exists():
                 continue
             try:
-                to_video(_recorded(run, source), target, screening, LONGEST)
+                to_video(recorded_episode(run, source), target, screening, LONGEST)
             except Exception as error:  # A user's environment may fail in any way.
                 known = isinstance(error, LabrlError | OSError)
                 say(f"no videos: {'' if known else f'{type(error).__name__}: '}{error}")
@@ -219,48 +146,7 @@ def render_videos(run: Run, sessions: Sequence[SessionResult]) -> list[Path]:
     return written
 
 
-def replay(request: ReplayRequest) -> int:
-    """Play back a recorded episode as a video or in a window, and print whether it equals the record.
-
-    If the episode cannot be shown, prints a line with the reason and still checks the episode. Returns the
-    exit code: 1 if the episode differs. Raises InputError if there is no such run or episode.
-    """
-    window = Window() if request.render == "human" else None
-    run = find_run(request.which, [], "replay")
-    prepare(_config_dir(run))
-    session = _session(run, request)
-    name = f"{request.episode}.npz"
-    episode = _recorded(run, session.episodes / name)
-    say(
-        f"Episode {request.episode} of session {session.index}, {episode.source} at frame {episode.frame:,}: "
-        f"return {episode.episode_return:g} in {episode.length:,} steps, seed {episode.seed}"
-    )
-    target = session.videos / f"{request.episode}.mp4"
-    try:
-        with Screening() as screening:
-            if window is not None:
-                difference = to_window(episode, window, screening)
-            else:
-                difference = to_video(episode, target, screening)
-                say(f"video: {os.path.relpath(target)}")
-    except WindowClosedError:
-        return DONE
-    except OSError as error:
-        raise InputError.usage(target, f"it cannot be written ({error.strerror or error})") from error
-    except LabrlError as error:
-        say(f"no {'video' if window is None else 'images'}: {error}")
-        difference = check(episode)
-    finally:
-        if window is not None:
-            window.close()
-    if difference is not None:
-        say(f"the episode differs from the record: {difference} (another version of the environment?)")
-        return FAILED
-    say("identical to the record: return, length and last observation are equal")
-    return DONE
-
-
-def _recorded(run: Run, source: Path) -> RecordedEpisode:
+def recorded_episode(run: Run, source: Path) -> RecordedEpisode:
     """Read a recorded episode. Raises InputError if someone else wrote it and it names code that is not part
     of labrl."""
     episode = read_episode(source)
@@ -268,30 +154,10 @@ def _recorded(run: Run, source: Path) -> RecordedEpisode:
     return episode
 
 
-def _config_dir(run: Run) -> str | None:
+def own_modules(run: Run) -> str | None:
     """Return the folder of the user's modules, if the run has one that still exists."""
     folder = run.config_dir
     return folder if folder is not None and Path(folder).is_dir() else None
-
-
-def _session(run: Run, request: ReplayRequest) -> RunSession:
-    """Return the session that recorded the requested episode. Raises InputError, which lists the available
-    episodes, if no session did."""
-    wanted = run.sessions if request.session is None else [run.choose_session(request.session)]
-    for session in wanted:
-        if (session.episodes / f"{request.episode}.npz").exists():
-            return session
-    names = list(dict.fromkeys(name for session in wanted for name in recorded_names(session.episodes)))
-    if not names:
-        fix = "A run records its best and its latest episode when it evaluates, every meta.eval_frequency "
-        fix += "frames, unless meta.record_episodes=none"
-        raise InputError.not_found(run.path, "it has no recorded episode", fix)
-    more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each records more"
-    why = f"the recorded episodes of {run.path} are {', '.join(names)}{more}"
-    raise InputError.not_found(f"episode={request.episode}", why)
-
-
-# --- videos that every browser can play: H.264 in MP4 files ---
 
 
 class EncoderError(Exception):
@@ -317,7 +183,7 @@ class Mp4:
         with _refusals():
             if self._stream is None:
                 height, width = picture.shape[:2]
-                zoom = min(round(VIDEO_SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width))
+                zoom = min(round(SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width))
                 self._zoom = max(1, zoom)
                 encoder = "libx264" if "libx264" in av.codecs_available else "h264"
                 options = {"crf": "23", "preset": "veryfast"} if encoder == "libx264" else {}

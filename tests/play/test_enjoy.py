@@ -15,9 +15,9 @@ from recorded import recorded
 import labrl
 from labrl.cli import main
 from labrl.errors import Code, InputError
+from labrl.play.options import enjoy_request
 from labrl.run.run import Run
 from labrl.trial.command import command_of
-from labrl.trial.showing import enjoy_request
 
 RUNS = {
     "rainbow_pong": [

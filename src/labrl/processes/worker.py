@@ -1,4 +1,4 @@
-"""Helper processes of a session: workers with one environment each, an actor, an evaluator."""
+"""Worker processes: they run sessions and trials, step environments, act ahead of a learner, or evaluate."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.errors import InputError, LostProcessError, described
+from labrl.errors import FAILED, LostProcessError, described
 from labrl.processes.script import surroundings, take_surroundings
 from labrl.processes.signals import (
-    find_place_for_sockets,
     how_it_ended,
     ignore_signals,
     signals_wait_in_children,
+    take_signals,
     when_the_parent_ends,
 )
 
 LEAVE_SECONDS = 5.0
-"""Seconds between closing the connection to helper processes and killing those that have not exited."""
+"""Seconds between closing the connection to idle workers and killing those that have not exited."""
 
 _GONE = (EOFError, OSError, pickle.UnpicklingError)
 
 
-class HelperError(LostProcessError):
-    """A helper process failed, died or hangs. The cause is the process's traceback, if it sent one."""
+class WorkerError(LostProcessError):
+    """A worker failed, died or hangs. The cause is its traceback, if it sent one."""
 
 
 class RemoteError(Exception):
@@ -43,7 +43,7 @@ class RemoteError(Exception):
 
 
 class ParentEndedError(Exception):
-    """Raised in a helper process when the session has closed the connection or has ended."""
+    """Raised in a worker when its parent process has closed the connection or has ended."""
 
 
 class Failure(NamedTuple):
@@ -53,11 +53,26 @@ class Failure(NamedTuple):
     traceback: str
 
 
-class HelperProcess:
-    """The session's handle of a helper process. Messages can be any object that can be pickled.
+def worker_context(preload: Sequence[str]) -> Any:
+    """Return the multiprocessing context of workers.
 
-    The process ignores the signals that stop a run, because the session first saves its state and then ends
-    the process. On SIGUSR2, a process with a log writes its stack to the log.
+    A child forked from this process would inherit the threads of torch in an unusable state, and locks that
+    no thread releases. The server, from which it is forked instead, imports the modules in `preload` once.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    return context
+
+
+class Worker:
+    """The handle of a worker process. Messages can be any object that can be pickled.
+
+    A worker ignores the signals that stop a run, because the session first saves its state and then ends the
+    worker; on SIGUSR2, a worker with a log writes its stack to the log. A worker that `takes_signals` ignores
+    only Ctrl-C, which a terminal sends to every process, and SIGUSR2, until its work handles them; if its
+    parent process ends, it receives SIGTERM.
     """
 
     def __init__(
@@ -67,38 +82,33 @@ class HelperProcess:
         arguments: tuple[Any, ...],
         log: Path | None = None,
         within: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        takes_signals: bool = False,
     ) -> None:
         """Start a process that runs `work(parent, *arguments)`, where `parent` is its `ParentConnection`.
 
         name: name of the process in messages; log: file for the process's stack; within: function that makes
-        the context manager in which `work` runs. Raises InputError if this process cannot start others.
+        the context manager in which `work` runs. Raises LostProcessError if the process cannot be started.
         """
-        if multiprocessing.current_process().daemon:
-            raise InputError(
-                "this run needs further processes, but a daemonic process, such as a worker of "
-                "multiprocessing.Pool, cannot start them. Call labrl from a "
-                "concurrent.futures.ProcessPoolExecutor instead, or set meta.max_session=1 and "
-                "env.vectorization=sync.",
-                code="usage",
-            )
         self.name = name
         self._log = log
-        # A child forked from this process would inherit the threads of torch in an unusable state, and locks
-        # that no thread releases. The server, from which it is forked instead, imports `work` once.
-        method = "spawn"
-        if "forkserver" in multiprocessing.get_all_start_methods() and find_place_for_sockets():
-            method = "forkserver"
-            multiprocessing.get_context("forkserver").set_forkserver_preload([work.__module__])
-        context: Any = multiprocessing.get_context(method)
+        context = worker_context([work.__module__])
         self._connection, there = context.Pipe()
-        arguments = (dict(os.environ), surroundings(), there, log, within, work, arguments)
-        self._process = context.Process(target=_main, args=arguments, name=name)
-        with signals_wait_in_children():
-            self._process.start()
+        given = (dict(os.environ), surroundings(), there, log, within, takes_signals, work, arguments)
+        self._process = context.Process(target=_main, args=given, name=name)
+        try:
+            with signals_wait_in_children():
+                self._process.start()
+        except (EOFError, OSError) as error:
+            raise LostProcessError(f"{name} could not be started: {error}") from error
         there.close()  # so that this side notices when the process ends
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.is_alive()
+
     def send(self, message: Any) -> None:
-        """Send the process a message. Raises HelperError if it has ended."""
+        """Send the process a message. Raises WorkerError if it has ended."""
         try:
             _send(self._connection, message)
             return
@@ -111,7 +121,7 @@ class HelperProcess:
         return self._connection.poll(seconds)
 
     def receive(self) -> Any:
-        """Wait for the next message of the process. Raises HelperError if it failed or has ended."""
+        """Wait for the next message of the process. Raises WorkerError if it failed or has ended."""
         message: Any = None
         with contextlib.suppress(*_GONE):
             message = self._connection.recv()
@@ -125,14 +135,15 @@ class HelperProcess:
 
     def signal(self, number: int) -> None:
         """Send the process a signal, if it is still running."""
-        if self._process.is_alive() and self._process.pid is not None:
-            os.kill(self._process.pid, number)
+        if self.alive and self._process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def close(self) -> None:
         """End the process. Calling it again has no effect."""
         close_all([self])
 
-    def _ended(self) -> HelperError:
+    def _ended(self) -> WorkerError:
         with contextlib.suppress(*_GONE):  # its last message may still be in the pipe
             while self._connection.poll():
                 message = self._connection.recv()
@@ -141,35 +152,35 @@ class HelperProcess:
         self._process.join(LEAVE_SECONDS)
         code = self._process.exitcode
         how = "no longer answers" if code is None else how_it_ended(code)
-        return HelperError(f"{self.name} {how}")
+        return WorkerError(f"{self.name} {how}")
 
-    def _error(self, failure: Failure) -> HelperError:
-        error = HelperError(f"{self.name} failed: {failure.message}")
+    def _error(self, failure: Failure) -> WorkerError:
+        error = WorkerError(f"{self.name} failed: {failure.message}")
         error.__cause__ = RemoteError(failure.traceback)
         return error
 
 
-def close_all(helpers: Collection[HelperProcess]) -> None:
-    """End several helper processes at the same time. Kill those that do not exit within LEAVE_SECONDS."""
-    for helper in helpers:
-        helper._connection.close()  # Its next message or `receive` fails.
-    left = {helper._process.sentinel: helper._process for helper in helpers}
+def close_all(workers: Collection[Worker]) -> None:
+    """End several workers at the same time. Kill those that do not exit within LEAVE_SECONDS."""
+    for worker in workers:
+        worker._connection.close()  # Its next message or `receive` fails.
+    left = {worker._process.sentinel: worker._process for worker in workers}
     end = time.monotonic() + LEAVE_SECONDS
     while left and (seconds := end - time.monotonic()) > 0:
         for sentinel in wait(list(left), seconds):
             del left[sentinel]
     for process in left.values():
         process.kill()
-    for helper in helpers:
-        helper._process.join()
-        if (log := helper._log) is not None and log.exists() and not log.stat().st_size:
+    for worker in workers:
+        worker._process.join()
+        if (log := worker._log) is not None and log.exists() and not log.stat().st_size:
             log.unlink()
 
 
 class ParentConnection:
-    """The connection of a helper process to its session.
+    """The connection of a worker to its parent process.
 
-    Its methods raise ParentEndedError once the session has ended.
+    Its methods raise ParentEndedError once that process has closed the connection or ended.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -178,7 +189,7 @@ class ParentConnection:
         self._next_look = 0.0
 
     def send(self, message: Any) -> None:
-        """Send a message to the session. May be called from any thread."""
+        """Send a message to the parent process. May be called from any thread."""
         try:
             with self._sending:
                 _send(self._connection, message)
@@ -186,14 +197,14 @@ class ParentConnection:
             raise ParentEndedError from None
 
     def receive(self) -> Any:
-        """Wait for the session's next message."""
+        """Wait for the next message of the parent process."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
             raise ParentEndedError from None
 
     def has_message(self) -> bool:
-        """Return whether the session has sent a message or has ended."""
+        """Return whether the parent process has sent a message or has ended."""
         try:
             return self._connection.poll()
         except OSError:
@@ -224,14 +235,19 @@ def _main(
     connection: Connection,
     log: Path | None,
     within: Callable[[], AbstractContextManager[Any]],
+    takes_signals: bool,
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Run the helper process. environment: variables, because a process that is forked from a server has
-    those with which the server started; given: `surroundings` of the process of the session."""
-    ignore_signals()
-    # Ends this process however the session's process ends, and whatever this one is doing.
-    when_the_parent_ends(_leave)
+    """Run the worker. environment: variables, because a process that is forked from a server has those with
+    which the server started; given: `surroundings` of the parent process."""
+    if takes_signals:
+        take_signals()
+        when_the_parent_ends()
+    else:
+        ignore_signals()
+        # Ends this process however its parent ends, and whatever this one is doing.
+        when_the_parent_ends(_leave)
     if log is not None:
         try:
             file: Any = log.open("a", encoding="utf-8")
@@ -248,9 +264,9 @@ def _main(
     except ParentEndedError:
         pass
     except BaseException as error:
-        message = described(error)
         with contextlib.suppress(ParentEndedError):
-            parent.send(Failure(message, traceback.format_exc()))
+            parent.send(Failure(described(error), traceback.format_exc()))
+        sys.exit(FAILED)
 
 
 def _leave() -> None:

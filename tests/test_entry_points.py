@@ -14,7 +14,7 @@ import pytest
 from commands import start_labrl
 
 import labrl.cli
-import labrl.start
+import labrl.entry_points
 from labrl.errors import INTERRUPTED
 
 SCRIPTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
@@ -124,7 +124,7 @@ def test_each_command_returns_the_exit_code_of_its_function(monkeypatch: pytest.
     for code, function in enumerate(functions):
         monkeypatch.setattr(labrl.cli, function, lambda code=code: code)
     before = signal.getsignal(signal.SIGINT)
-    codes = [getattr(labrl.start, SCRIPTS[command].split(":")[1])() for command in SCRIPTS]
+    codes = [getattr(labrl.entry_points, SCRIPTS[command].split(":")[1])() for command in SCRIPTS]
     signal.signal(signal.SIGINT, before)
     assert codes == list(range(len(functions)))
 
@@ -132,7 +132,7 @@ def test_each_command_returns_the_exit_code_of_its_function(monkeypatch: pytest.
 # PyTorch loads this library when it is imported, which takes two seconds more.
 AS_A_COMMAND = """
 import ctypes, importlib.util, pathlib, sys
-import labrl.cli, labrl.start
+import labrl.cli, labrl.entry_points
 def main():
     assert "torch" not in sys.modules
     found = list(pathlib.Path(importlib.util.find_spec("torch").origin).parent.glob("lib/libgomp*"))
@@ -142,7 +142,7 @@ def main():
         import torch
     return 0
 labrl.cli.main = main
-sys.exit(labrl.start.main())
+sys.exit(labrl.entry_points.main())
 """
 
 AS_A_FUNCTION = """

@@ -1,4 +1,4 @@
-"""Tests of companion processes: they end with the session, and their errors are raised in it."""
+"""Tests of workers: they end with the session, and their errors are raised in it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from labrl.processes import helper
-from labrl.processes.helper import HelperError, HelperProcess, ParentConnection
+from labrl.processes import worker
+from labrl.processes.worker import ParentConnection, Worker, WorkerError
 
 
 def double_numbers(line: ParentConnection) -> None:
@@ -45,8 +45,8 @@ def wait_for_stop(line: ParentConnection) -> None:
 
 
 @contextmanager
-def started(tmp_path: Path, work: Any, *arguments: Any) -> Iterator[HelperProcess]:
-    process = HelperProcess("the helper", work, arguments, tmp_path / "session.log")
+def started(tmp_path: Path, work: Any, *arguments: Any) -> Iterator[Worker]:
+    process = Worker("the worker", work, arguments, tmp_path / "session.log")
     try:
         yield process
     finally:
@@ -75,7 +75,7 @@ def test_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None
     with started(tmp_path, divide, 0) as process:
         assert process.receive() == 1
         process.send("go on")
-        with pytest.raises(HelperError) as raised:
+        with pytest.raises(WorkerError) as raised:
             process.receive()
     assert raised.value.code == "lost-process"
     assert "ZeroDivisionError" in str(raised.value)
@@ -83,19 +83,19 @@ def test_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None
 
 
 def test_exit_and_kill_are_reported_as_lost_process(tmp_path: Path) -> None:
-    with started(tmp_path, exit_with_3) as process, pytest.raises(HelperError) as raised:
+    with started(tmp_path, exit_with_3) as process, pytest.raises(WorkerError) as raised:
         process.receive()
     assert "SystemExit: 3" in str(raised.value)
     with started(tmp_path, wait_for_stop) as process:
         os.kill(process.receive(), signal.SIGKILL)
         for talk in (process.receive, lambda: process.send(1)):
-            with pytest.raises(HelperError) as raised:
+            with pytest.raises(WorkerError) as raised:
                 talk()
-            assert "the helper" in str(raised.value)
+            assert "the worker" in str(raised.value)
             assert "SIGKILL" in str(raised.value)
 
 
-def test_helper_ignores_signals_and_ends_with_the_session(tmp_path: Path) -> None:
+def test_worker_ignores_signals_and_ends_with_the_session(tmp_path: Path) -> None:
     with started(tmp_path, wait_for_stop) as process:
         pid = process.receive()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -104,8 +104,8 @@ def test_helper_ignores_signals_and_ends_with_the_session(tmp_path: Path) -> Non
     assert not alive(pid)
 
 
-def test_hanging_helper_logs_its_stack_and_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "LEAVE_SECONDS", 0.1)
+def test_hanging_worker_logs_its_stack_and_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "LEAVE_SECONDS", 0.1)
     log = tmp_path / "session.log"
     with started(tmp_path, sleep_forever) as process:
         pid = process.receive()
@@ -113,20 +113,20 @@ def test_hanging_helper_logs_its_stack_and_is_killed(tmp_path: Path, monkeypatch
         deadline = time.monotonic() + 60
         while "sleep_forever" not in log.read_text():
             assert alive(pid)
-            assert time.monotonic() < deadline, "the companion did not log its stack within 60 s"
+            assert time.monotonic() < deadline, "the worker did not log its stack within 60 s"
             time.sleep(0.01)
     assert not alive(pid)
 
 
 @pytest.mark.extended
-def test_helper_ends_when_its_session_is_killed(tmp_path: Path) -> None:
+def test_worker_ends_when_its_session_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "session.py"
     script.write_text(
         f"import sys, time; sys.path.append({str(Path(__file__).parent)!r})\n"
-        "from pathlib import Path\nfrom labrl.processes.helper import HelperProcess\n"
-        "from test_helper import sleep_forever\n"
+        "from pathlib import Path\nfrom labrl.processes.worker import Worker\n"
+        "from test_worker import sleep_forever\n"
         "if __name__ == '__main__':\n"
-        f"    process = HelperProcess('helper', sleep_forever, (), Path({str(tmp_path / 'log')!r}))\n"
+        f"    process = Worker('worker', sleep_forever, (), Path({str(tmp_path / 'log')!r}))\n"
         "    print(process.receive(), flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as session:
@@ -135,5 +135,5 @@ def test_helper_ends_when_its_session_is_killed(tmp_path: Path) -> None:
         session.kill()
     deadline = time.monotonic() + 60
     while alive(pid):
-        assert time.monotonic() < deadline, "the companion still runs 60 s after its session was killed"
+        assert time.monotonic() < deadline, "the worker still runs 60 s after its session was killed"
         time.sleep(0.01)

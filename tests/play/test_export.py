@@ -23,7 +23,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 import labrl
 from labrl.cli import export_policy
 from labrl.errors import InputError, install_command
-from labrl.trial.export import TOLERANCE, export
+from labrl.play.export import TOLERANCE, export
 
 pytestmark = pytest.mark.extended
 

@@ -20,17 +20,18 @@ from labrl.envs.protocol import Watched
 from labrl.envs.vector import VectorEnv
 from labrl.errors import DONE, InputError, LabrlError
 from labrl.learning.compute import use_one_thread
+from labrl.play.options import EnjoyRequest
+from labrl.play.policy import LoadedPolicy
+from labrl.play.window import Window, WindowClosedError
 from labrl.run.atomic import write_json
 from labrl.run.episodes import RecordedEpisode
 from labrl.run.run import Run
 from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, episode_statistics, info_statistics
 from labrl.trial.find import choices, find_run
-from labrl.trial.loading import LoadedPolicy
 from labrl.trial.past import check_past
-from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
-from labrl.trial.showing import EnjoyRequest
 from labrl.trial.summary import say
+from labrl.trial.videos import Screening, to_video
 
 
 def enjoy(request: EnjoyRequest, config_dir: str | None = None) -> int:
@@ -50,9 +51,7 @@ def enjoy(request: EnjoyRequest, config_dir: str | None = None) -> int:
             raise InputError.about(f"{group}={option}", why, fix, code="contradiction")
     prepare(run.config_dir if config_dir is None else os.path.abspath(config_dir))
     use_one_thread()  # as in training
-    policy = LoadedPolicy(
-        run, run.read_config(), request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
-    )
+    policy = LoadedPolicy(run, request.session, request.checkpoint, "enjoy", num_threads=available_cpus())
     meta = policy.trial.meta
     request = dataclasses.replace(
         request,

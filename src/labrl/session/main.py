@@ -33,7 +33,7 @@ from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.building import count, summary
 from labrl.processes.output import print_error
 from labrl.processes.script import take_surroundings
-from labrl.processes.signals import signals_raise, stop_when_orphaned
+from labrl.processes.signals import signals_raise, when_the_parent_ends
 from labrl.run import session_log
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
@@ -41,8 +41,8 @@ from labrl.run.session import RunSession, SessionResult
 from labrl.seeding import session_seed
 from labrl.session.devices import available_cpus, threads_per_session
 from labrl.session.session import Session
-from labrl.session.start_from import read_beginning
 from labrl.session.torchrun import Group, Launch, leading
+from labrl.session.transfer import read_beginning
 
 _log = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ def follow(launch: Launch) -> int:
     """Train the session that rank 0 names, on a rank other than 0. Return the exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
     group = None
-    stop_when_orphaned()
+    when_the_parent_ends()
     try:
         group = Group(launch)
         order = group.ranks.scatter_from_rank0(None)

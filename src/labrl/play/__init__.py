@@ -1,0 +1,1 @@
+"""What is done with a trained policy: load, play, replay and export."""
