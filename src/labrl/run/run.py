@@ -362,17 +362,19 @@ class Run(Folder):
 
         If the folder contains anything besides the files that describe the run, it is left unchanged.
         """
-        files = (self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json)
-        described = {*files, *self.path.glob("*.diff")}
-        described |= {path for session in self.sessions for path in session.start.rglob("*")}
+        own = [self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json, self.path / LOCK]
+        own += [
+            *self.path.glob("*.diff"),
+            *self.path.glob("session_*/.lock"),
+            *self.path.glob("session_*/start/**/*"),
+        ]
         found = sorted(self.path.rglob("*"), reverse=True)  # the content of a folder before the folder
-        if any(path.name != LOCK and path not in described for path in found if not path.is_dir()):
-            return
-        with suppress(OSError):  # files that remain do no harm
-            for path in found:
-                path.rmdir() if path.is_dir() else path.unlink()
-            if self.path != Path.cwd():
-                self.path.rmdir()
+        if all(path in own or path.is_dir() for path in found):
+            with suppress(OSError):  # files that remain do no harm
+                for path in found:
+                    path.rmdir() if path.is_dir() else path.unlink()
+                if self.path != Path.cwd():
+                    self.path.rmdir()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
