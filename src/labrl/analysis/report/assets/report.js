@@ -66,7 +66,7 @@
     extent() {
       const axis = this.spec.axes[this.axis], chosen = state.range[this.axis], marks = this.lines.some((line) => line.role === "points");
       let [x0, x1] = ends(this.lines.flatMap((line) => line.views[this.axis].x.filter(known)));
-      if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [0, axis.ticks.length - 1];
+      if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [-0.2, axis.ticks.length - 0.8];
       else if (x0 === x1) [x0, x1] = x0 ? [0, 2 * x0].sort((a, b) => a - b) : [-0.5, 0.5];
       else if (x0 > x1) [x0, x1] = [0, 1];
       else if (marks) { const pad = 0.04 * (x1 - x0); x0 -= pad; x1 += pad; }
