@@ -211,14 +211,14 @@ def _check_same(experiment: Experiment, study_name: str, objective: str) -> None
     if info.get("kind") != "search":
         why = "this folder contains an experiment that is not a search"
         raise InputError.usage(f"hydra.sweep.dir={experiment.path}", why, "Set another folder")
-    then = info.get("search", {})
-    for key, now, before in (
-        ("hydra.sweeper.study_name", study_name, then.get("study_name", study_name)),
-        ("search.objective", objective, then.get("objective", [objective])[0]),
-    ):
-        if now != before:
-            where, fix = f"{experiment.path}, where it is {before}", "Leave out +resume and hydra.sweep.dir"
-            raise InputError.contradiction(f"{key}={now}", where, fix=fix)
+    then = {"study_name": study_name, "objective": [objective], **info.get("search", {})}
+    fix = "Leave out +resume and hydra.sweep.dir"
+    if study_name != then["study_name"]:
+        setting, where = f"hydra.sweeper.study_name={study_name}", f"the study {then['study_name']} in it"
+        raise InputError.contradiction(setting, where, fix=fix)
+    if [objective] != then["objective"]:
+        where = f"the objective of this search, {then['objective'][0]}"
+        raise InputError.contradiction(f"search.objective={objective}", where, fix=fix)
     check_experiment(experiment)
 
 

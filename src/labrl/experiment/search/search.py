@@ -372,8 +372,7 @@ def _tell_so_far(search: Search) -> None:
     path, records, outcomes = search.experiment.path, [], {}
     for trial in search.study.trials():
         record = search.record_of(trial)
-        own = [f"{key}={value}" for key, value in record.facts["params"].items()]
-        records.append(dataclasses.replace(record, overrides=own))
+        records.append(dataclasses.replace(record, overrides=[values_text(record.facts["params"])]))
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             with contextlib.suppress(LabrlError):  # The folder may be on another machine.
                 outcomes[trial.number] = recorded(Run.open(path / record.folder))
