@@ -338,7 +338,7 @@ def _verdict(entry: Mapping[str, Any], experiment: Experiment | None) -> str:
     sentence += f" {improvement_text(pair, name, other['name'], best.seeds, second.seeds)}"
     if not entry["best"] and min(best.seeds, second.seeds) < FEWEST_FOR_BEST:
         sentence += f" At least {FEWEST_FOR_BEST} seeds of both can decide"
-        more = ",".join(map(str, range(FEWEST_FOR_BEST + 1)))
+        more = ",".join(map(str, range(FEWEST_FOR_BEST)))
         sentence += f": labrl -m +resume={experiment.path} seed={more}" if experiment else "."
     return sentence
 

@@ -31,14 +31,14 @@
   function shortText(value, digits = 4, largest = Math.abs(value)) {
     if (!known(value)) return "–";
     if (largest >= 1e13 || (largest > 0 && largest < 1e-3)) return value === 0 ? "0" : value.toExponential(Math.min(digits - 1, 15));
-    const [unit, letter] = largest >= 1e6 ? [1e6, "M"] : largest >= 1e5 ? [1e3, "k"] : [1, ""];
+    const [unit, letter] = largest >= 1e7 ? [1e6, "M"] : largest >= 1e5 ? [1e3, "k"] : [1, ""];
     return value === 0 ? "0" : Number((value / unit).toPrecision(Math.min(digits, 15))) + letter;
   }
   // The texts of the ticks of an axis, with as many digits as keep them different.
   function tickTexts(marks, most = 15) {
     const there = marks.filter(known), largest = Math.max(...there.map(Math.abs));
     for (let digits = 1; ; digits++) {
-      const texts = marks.map((mark) => (known(mark) ? shortText(mark, digits, largest) : ""));
+      const texts = marks.map((mark) => (known(mark) ? shortText(mark, digits, 10 * largest) : ""));
       if (digits >= most || new Set(texts.filter(Boolean)).size === there.length && there.every((mark) => Math.abs(Number(mark.toPrecision(digits)) - mark) <= 1e-9 * largest)) return texts;
     }
   }
@@ -66,7 +66,7 @@
     extent() {
       const axis = this.spec.axes[this.axis], chosen = state.range[this.axis], marks = this.lines.some((line) => line.role === "points");
       let [x0, x1] = ends(this.lines.flatMap((line) => line.views[this.axis].x.filter(known)));
-      if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [0, axis.ticks.length - 1];
+      if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [-0.2, axis.ticks.length - 0.8];
       else if (x0 === x1) [x0, x1] = x0 ? [0, 2 * x0].sort((a, b) => a - b) : [-0.5, 0.5];
       else if (x0 > x1) [x0, x1] = [0, 1];
       else if (marks) { const pad = 0.04 * (x1 - x0); x0 -= pad; x1 += pad; }
@@ -102,7 +102,7 @@
         return names.map((name) => (name.length > most ? `${name.slice(0, most - 1)}…` : name)); };
       this.plot?.destroy();
       this.plot = new uPlot({
-        width, height, series, bands, padding: [8, 16, 0, 0], legend: { show: false }, focus: { alpha: 0.35 },
+        width, height, series, bands, padding: [8, 24, 0, 0], legend: { show: false }, focus: { alpha: 0.35 },
         scales: { x: { time: false, range: range.x }, y: { range: range.y, distr: this.log ? 3 : 1 } },
         axes: [
           { stroke: soft, font, labelFont: font, label: axis.label, labelSize: 14, size: 22, gap: 3, space: 60, grid: { show: false },
