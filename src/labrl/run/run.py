@@ -18,7 +18,7 @@ from labrl.config.keys import Change, changes, traits
 from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
-from labrl.run.atomic import as_known_to_json, sync_file
+from labrl.run.atomic import as_json, sync_file
 from labrl.run.folder import (
     EXPERIMENT_MARKER,
     PROVENANCE,
@@ -136,7 +136,7 @@ class Run(Folder):
         config: dict[str, Any] = self.read_provenance()["config"]
         try:
             exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
-            plain = json.loads(json.dumps(as_known_to_json(exact)))
+            plain = as_json(exact)
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # an alias may contain itself
             why = f"it cannot be read: {' '.join(str(error).split())}"
             raise DamagedFileError.about(self.config_yaml, why, _RESTORE) from error
