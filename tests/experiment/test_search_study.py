@@ -29,7 +29,7 @@ from search_cases import (
 from labrl.errors import InputError
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, RetryingQueue, Task
-from labrl.experiment.search.options import Confirm
+from labrl.experiment.search.options import Confirm, start_of
 from labrl.experiment.search.search import to_confirm
 from labrl.experiment.search.space import Space
 from labrl.session.interruption import Interruption
@@ -156,9 +156,8 @@ def test_no_trial_is_stopped_before_some_have_finished_or_at_its_end(tmp_path: P
 def test_start_of_pruning_fits_the_size_of_the_search(
     kind: str, total: int, expected: tuple[int, int]
 ) -> None:
-    made: Any = pruner(kind)
-    assert made.begin(total, 1000, 100) == expected
-    assert made.begin(total, 1000, 400)[1] <= 800, "the last evaluation before the end"
+    assert start_of(pruner(kind), total, 1000, 100) == expected
+    assert start_of(pruner(kind), total, 1000, 400)[1] <= 800, "the last evaluation before the end"
 
 
 def test_every_session_of_a_pruned_trial_is_stopped(tmp_path: Path) -> None:

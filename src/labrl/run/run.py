@@ -28,7 +28,6 @@ from labrl.run.folder import (
     Status,
     is_experiment,
     newest_provenance,
-    path_text,
     read_json,
 )
 from labrl.run.lock import LOCK, FolderLock
@@ -191,7 +190,7 @@ class Run(Folder):
     @property
     def name(self) -> str:
         """Name of the run folder."""
-        return path_text(self.path.name)
+        return self.path.name
 
     @property
     def agent(self) -> str:

@@ -28,7 +28,7 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.search.checks import check_pruner, settings_of
 from labrl.experiment.search.objective import Objective
-from labrl.experiment.search.options import NoPruner, SearchConfig, Settings
+from labrl.experiment.search.options import SearchConfig, Settings, start_of
 from labrl.experiment.search.search import Search, conclude
 from labrl.experiment.search.space import OF_THE_SEARCH, Recipe, Space
 from labrl.experiment.search.study import MACHINE, OWN_STUDY, Study
@@ -235,9 +235,9 @@ def _announce(one: Search, limit: int | None, base: TrialConfig) -> None:
     if others := [trial for trial in trials if MACHINE not in trial.user_attrs]:
         told = ", ".join(f"{trial.number} ({trial.state.name.lower()})" for trial in others)
         say(f"trials that other programs have added or asked for: {told}")
-    if not isinstance(asked.pruner, NoPruner):
-        first, frame = asked.pruner.begin(total, budget, base.eval_frames)
-        none = "" if first < total else f", so that none of these {total} can be pruned"
+    first, frame = start_of(asked.pruner, total, budget, base.eval_frames)
+    none = "" if first < total else f", so that none of these {total} can be pruned"
+    if frame < budget:
         say(f"pruning begins after {first} finished trials, and in each trial at frame {frame:,}{none}")
     searching, runs = total * base.meta.max_session * budget, 0
     if config is not None:

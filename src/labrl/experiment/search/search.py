@@ -22,7 +22,7 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.analysis.formats import number, score
+from labrl.analysis.formats import join_names, number, score
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
 from labrl.config.compose import resolve
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError, first_line
@@ -32,7 +32,7 @@ from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, recorded, r
 from labrl.experiment.search.options import Confirm, SearchConfig
 from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.study import ERROR, HEARTBEAT, MACHINE, Study, is_given_up
-from labrl.experiment.summary import how_to_resume_experiment, print_experiment
+from labrl.experiment.summary import print_experiment
 from labrl.run.atomic import write_atomic
 from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord
 from labrl.run.folder import Status
@@ -212,8 +212,7 @@ class Search(RetryingQueue):
             case TrialState.PRUNED:
                 what = f"{score(trial.value, 1)}, pruned at frame {frame or 0:,}"
                 # The final value of the best trial would be compared with a value of fewer frames.
-                curve = sorted(best[0].intermediate_values.items()) if best else []
-                there = next((value for at, value in curve if at >= (frame or 0)), None)
+                there = best[0].intermediate_values.get(frame or 0) if best else None
                 leader += "" if there is None else f", which had {score(there, 1)} at that frame"
             case _:
                 what = f"failed: {first_line(trial.user_attrs.get(ERROR))}"
@@ -244,32 +243,22 @@ def confirm(search: Search, launcher: TrialLauncher, interruption: Interruption)
     """Run the best trials of a complete study on fresh seeds. Return the confirmation; None if there is
     none."""
     study, config, home = search.study, search.options.confirm, search.experiment.path
-    best = study.best()
-    if config is None or not best or not study.is_complete():
+    if config is None or not study.best() or not study.is_complete():
         return None
     entry = to_confirm(config, study)
-    pruned = [f"trial {one['trial']}" for one in entry["candidates"] if one.get("pruned")]
-    top = sum(one["trial"] is not None for one in entry["candidates"])
-    say(
-        f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
-        f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
-        + (f"; includes the pruned {', '.join(pruned)}, because only {len(best)} finished" * bool(pruned))
-    )
+    names = [
+        "the default" if one["trial"] is None else f"trial {one['trial']}{' (pruned)' * ('pruned' in one)}"
+        for one in entry["candidates"]
+    ]
+    say(f"confirming {join_names(names)}, each on {config.sessions} fresh seeds")
     runs = [
         (name, search.recipe.overrides(one["params"], seed, max_session=1))
         for one in entry["candidates"]
         for name, seed in zip(one["folders"], entry["seeds"], strict=True)
     ]
     tasks = [
-        Task(
-            number=index,
-            overrides=overrides,
-            folder=home / name,
-            need=search.need,
-            log=TRIAL_LOG,
-            label=name,
-        )
-        for index, (name, overrides) in enumerate(runs)
+        Task(number=n, overrides=own, folder=home / name, need=search.need, log=TRIAL_LOG, label=name)
+        for n, (name, own) in enumerate(runs)
     ]
     confirming = RetryingQueue(search.options.retries, interruption, tasks)
     confirming.shows_progress = search.shows_progress
@@ -301,8 +290,7 @@ def confirmed(entry: Mapping[str, Any], home: Path, study: Study) -> Confirmatio
     """Return the confirmation with the results of its runs.
 
     Each candidate gets its `values`, a list with the value of each run (null for an unfinished run), and
-    their `mean` (null if a run did not finish). `winner` is the trial with the best mean, and `held` tells
-    whether this was also the best trial in the search.
+    their `mean` (null if a run did not finish). `winner` is the trial with the best mean.
     """
     objective = dataclasses.replace(study.objective, num_sessions=1)
     candidates = []
@@ -322,7 +310,6 @@ def confirmed(entry: Mapping[str, Any], home: Path, study: Study) -> Confirmatio
         **entry,
         "candidates": candidates,
         "winner": None if winner is None else winner["trial"],
-        "held": None if winner is None else winner is candidates[0],
     }
 
 
@@ -350,11 +337,10 @@ def conclude(search: Search, code: int, confirmation: Confirmation | None, repor
         say("no trial has finished, so there is no best trial")
     else:
         facts["best"] = _tell_best(search, found, told)
-    states = Counter(trial.state for trial in study.trials())
-    running = states[TrialState.RUNNING] + states[TrialState.WAITING]
+    states = search.states(())
     say(
-        f"{states.total()} trials: {states[TrialState.PRUNED]} pruned, {states[TrialState.FAIL]} failed, "
-        f"{running} still running elsewhere"
+        f"{states.total()} trials: {states['pruned']} pruned, {states['failed']} failed, "
+        f"{states['running']} still running elsewhere"
     )
     frames = told["frames"]
     say(f"frames: {frames['search']:,} in the search, {frames['confirmation']:,} in the confirmation")
@@ -367,18 +353,13 @@ def conclude(search: Search, code: int, confirmation: Confirmation | None, repor
 
 
 def _tell_so_far(search: Search) -> None:
-    """Print the best trial of an interrupted search and the table of its trials, as for a grid; if no trial
-    has ended, print only how to resume."""
+    """Print the best trial of an interrupted search and the table of its trials, as for a grid."""
     path, records, outcomes = search.experiment.path, [], {}
-    for trial in search.study.trials():
-        record = search.record_of(trial)
+    for record in map(search.record_of, search.study.trials()):
         records.append(dataclasses.replace(record, overrides=[values_text(record.facts["params"])]))
-        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+        if record.status in ("finished", "pruned"):
             with contextlib.suppress(LabrlError):  # The folder may be on another machine.
-                outcomes[trial.number] = recorded(Run.open(path / record.folder))
-    if not outcomes:
-        say(f"interrupted; to resume: {how_to_resume_experiment(path)}")
-        return
+                outcomes[record.number] = recorded(Run.open(path / record.folder))
     if told := search.note():
         say(told)
     print_experiment(path, records, outcomes, "interrupted")

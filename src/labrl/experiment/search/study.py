@@ -81,9 +81,7 @@ class Study:
         self.space, self.objective, self._budget = space, objective, budget
         self.total, self.machine = settings.n_trials, f"{socket.gethostname()}:{home}"
         self._shared, self.url = settings.storage is not None, settings.storage or own_url(home)
-        self._n_startup_trials, first = 0, 0
-        if not isinstance(pruner, options.NoPruner):
-            self._n_startup_trials, first = pruner.begin(self.total, budget, every)
+        self._n_startup_trials, first = options.start_of(pruner, self.total, budget, every)
         self._storage = open_storage(self.url)
         self.optuna = optuna.create_study(
             study_name=settings.study_name or OWN_STUDY,
