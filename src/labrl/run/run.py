@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from labrl.config.keys import Change, changes, traits
-from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
+from labrl.errors import BusyFolderError, DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
 from labrl.run.atomic import as_json, sync_file
@@ -400,7 +400,7 @@ class Run(Folder):
             try:
                 with self.lock():
                     return
-            except LabrlError:
+            except BusyFolderError:
                 if time.monotonic() > until:
                     raise
             time.sleep(0.2)
