@@ -279,7 +279,10 @@ def test_time_left_counts_what_this_command_has_gained(
     with experiment.panel:
         experiment.start(0, session(500))  # of which a resume has found 500
         assert "left" not in experiment.show()[-3]
-        experiment.now += 20
+        experiment.now += 10
+        experiment.proceed(0, session(750))
+        experiment.show()
+        experiment.now += 10
         experiment.proceed(0, session(1000))
         assert "1 min 0 s left" not in experiment.show()[-3]
         assert "2 min 0 s left" in experiment.shown()[-3]  # half a trial in 20 s, and three trials remain

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.analysis.adastop import Stages
-from labrl.config.compose import check_no_search, naming_preset, resolve
+from labrl.config.compose import check_no_search, naming_file, resolve
 from labrl.config.keys import is_hydras, key_of, unescaped, values_of
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
@@ -334,7 +334,7 @@ def _check_values(trial: _Trial, config_dir: str | None) -> None:
     plain = trial.plain
     # Those of a trial that goes back to a run were recorded from a valid configuration.
     overrides = [] if trial.cfg is None else trial.record.overrides
-    with naming_preset(trial.choices, overrides, config_dir):
+    with naming_file(overrides, config_dir):
         resolve(trial.cfg or plain, plain)
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
     if trial.cfg is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections import Counter
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from labrl.analysis.formats import duration
@@ -39,8 +37,8 @@ _STATES = ("running", "waiting", "finished", "pruned", "failed", "interrupted")
 _BAR = 24
 """Width of the progress bar of the experiment, in columns."""
 
-_SECONDS = 5.0
-"""Seconds after the start before the time left is estimated."""
+_PERIOD = 3600.0
+"""Maximum number of past seconds from whose progress the time left is estimated."""
 
 
 class ExperimentPanel(Panel):
@@ -60,13 +58,12 @@ class ExperimentPanel(Panel):
         self._running: set[int] = set()
         self._sessions: dict[int, list[tuple[RunSession, int]]] = {}
         """Sessions of each trial that has begun, with their budget in frames."""
-        self._first: dict[int, float] = {}
-        """Fraction of its budget that each trial had already used when it began, in [0, 1]."""
         self._ended: dict[int, TrialProgress] = {}
         self._logs: dict[int, LogLines] = {}
-        self._began: float | None = None
-        """Time at which the first trial began; None before."""
-        self._ended_before = self._num_ended() if self._display is not None else 0
+        self._begun: set[int] = set()
+        columns = (BarColumn(_BAR), TextColumn("{task.description}"))
+        self._whole = Progress(*columns, get_time=lambda: time.monotonic(), speed_estimate_period=_PERIOD)
+        """The bar of the experiment; its only task begins with the first trial."""
 
     def adopt(self, trial: TrialRecord) -> bool:
         """Return whether the panel shows the progress of a trial that is about to start, instead of its
@@ -127,33 +124,32 @@ class ExperimentPanel(Panel):
         # After its sessions, a trial makes its report and its videos.
         trains = any(one.status in ("starting", "running") for one in sessions)
         row = TrialProgress.of(number, about, "running" if trains else "finishing", sessions)
-        self._first.setdefault(number, row.fraction)
-        self._began = self._began or time.monotonic()
+        if number not in self._begun:
+            self._begun.add(number)
+            for whole in self._whole.tasks:  # what a resumed trial had done before is no progress
+                whole.completed += row.fraction
         return row
-
-    def _num_ended(self) -> int:
-        states = self._queue.states(())
-        return states.total() - states["waiting"] - states["running"]
 
     def _foot(self, running: dict[int, TrialProgress]) -> Iterator[RenderableType]:
         """Yield a bar with the time left, the number of trials in each state, and notes."""
         states = self._queue.states(running)
         queued = sum(row.status == "waiting" for row in running.values())  # in the queue of a cluster
         states.update(running=-queued, waiting=queued)
-        total, ended = max(states.total(), 1), self._num_ended()
-        done = ended + sum(row.fraction for row in running.values())
+        # Trials count as equally long.
+        total, rows = max(states.total(), 1), running.values()
+        ended = states.total() - states["waiting"] - states["running"]
+        done = ended + sum(row.fraction for row in rows)
+        if not self._whole.tasks:
+            self._whole.add_task("", total=total)
+            self._whole.tasks[0].completed = done
+        (task,) = self._whole.tasks
+        self._whole.update(task.id, total=total, completed=done)
         text = f"{done / total:.0%} of {total} trial{'s' if total > 1 else ''}"
-        # Trials count as equally long. What resumed trials had done before they began is not counted.
-        seconds = time.monotonic() - (self._began or math.inf)
-        gain = done - self._ended_before - sum(self._first.values())
-        if seconds >= _SECONDS and gain > 0 and done < total:
-            last = max((row.left or 0.0 for row in running.values()), default=0.0)
-            text += f", {duration(round(max((total - done) / gain * seconds, last)))} left"
-        whole = Table.grid(padding=(0, 1))
-        whole.add_column(width=_BAR)
-        whole.add_column(no_wrap=True, overflow="ellipsis")
-        whole.add_row(ProgressBar(total=total, completed=done), text)
-        yield whole
+        if task.time_remaining is not None and done < total:
+            last = max((row.left or 0.0 for row in rows), default=0.0)
+            text += f", {duration(round(max(task.time_remaining, last)))} left"
+        self._whole.update(task.id, description=text)
+        yield self._whole.make_tasks_table([task])
         parts = [f"{states[state]} {state}" for state in _STATES if states[state]]
         ends = any(row.status == "finishing" for row in running.values())
         ending = "finishing: a trial makes its videos and its report, and keeps its slots" if ends else ""

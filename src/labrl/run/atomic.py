@@ -5,8 +5,11 @@ A checkpoint is a folder, which `CheckpointStore.write` makes appear as a whole.
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -16,18 +19,29 @@ from typing import Any
 
 from labrl.processes.secrets import redact
 
+_log = logging.getLogger(__name__)
+
 
 def sync_file(path: Path) -> None:
     """Wait until the content of a file, or the list of files in a folder, would survive a power failure. Do
-    nothing if `path` does not exist."""
+    nothing if `path` does not exist. On a file system that cannot sync folders, a warning is logged once."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+        _warn_of_folders(os.strerror(error.errno))
     finally:
         os.close(descriptor)
+
+
+@functools.cache
+def _warn_of_folders(why: str) -> None:
+    _log.warning("folders cannot be synced here (%s): a power failure may lose the newest files", why)
 
 
 def write_synced(path: Path, content: bytes | memoryview) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
 from labrl.run.atomic import write_json
-from labrl.run.find import is_run, load_run, runs_below
+from labrl.run.find import find_runs, is_run, load_run
 from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, Status, now, read_json
 from labrl.run.lock import LOCK, FolderLock
 from labrl.run.run import MARKER as RUN_MARKER
@@ -168,28 +168,26 @@ class Experiment(Folder):
     @cached_property
     def _runs(self) -> tuple[list[Run], list[str]]:
         if not self.info:
-            return runs_below(self.path), []
+            return find_runs([self.path]), []
         runs: list[Run] = []
-        warnings: list[str] = []
-        refusal = None
-        try:
-            for trial in self.info.get("trials", []):
-                number, name, status, reason = map(trial.get, ("number", "folder", "status", "error"))
-                if name is not None and is_run(self.path / name):
-                    try:
-                        runs.append(load_run(self.path / name))
-                    except LabrlError as error:
-                        warnings.append(f"trial {number}: {error}")
-                        refusal = error if isinstance(error, InputError) else refusal
-                elif status != "waiting":
-                    warnings.append(
-                        f"trial {number} has no run folder" + (f": {first_line(reason)}" if reason else "")
-                    )
-        except AttributeError as error:
-            raise DamagedFileError.about(self.marker, f"it cannot be read: {error}") from error
-        if refusal is not None and not runs:
-            raise refusal
-        return runs, warnings
+        warnings: dict[str, LabrlError | None] = {}
+        for trial in self.info.get("trials", []):
+            if not isinstance(trial, dict):
+                raise DamagedFileError.about(self.marker, f"it cannot be read: a trial is {trial}")
+            number, reason = trial.get("number"), trial.get("error")
+            path = self.path / str(trial.get("folder"))
+            try:
+                if is_run(path):
+                    runs.append(load_run(path))
+                elif trial.get("status") != "waiting":
+                    why = f": {first_line(reason)}" if reason else ""
+                    warnings[f"trial {number} has no run folder{why}"] = None
+            except LabrlError as error:
+                warnings[f"trial {number}: {error}"] = error
+        for refusal in warnings.values():
+            if isinstance(refusal, InputError) and not runs:
+                raise refusal
+        return runs, list(warnings)
 
     @property
     def status(self) -> str:
@@ -232,17 +230,14 @@ def discard_refused(folder: Path, before: set[str] | None) -> None:
     before: the names in the folder before the experiment; None if the folder did not exist. New files whose
     names labrl does not use belong to someone else and are kept.
     """
+    own = (EXPERIMENT_MARKER, LOCK, ".submitit")
     for path in folder.iterdir():
-        if path.name in (before or ()):
-            continue
-        if path.is_file() and (path.name in (EXPERIMENT_MARKER, LOCK) or path.name.startswith(STUDY_FILE)):
-            path.unlink()
-        elif path.name == ".submitit" or (
-            path.is_dir()
-            # the folder of a trial whose process wrote nothing but its log
-            and not any(file.is_file() and file.name != TRIAL_LOG for file in path.rglob("*"))
+        # A folder of a trial whose process wrote nothing but its log.
+        empty = all(file.name == TRIAL_LOG or file.is_dir() for file in path.rglob("*"))
+        if path.name not in (before or ()) and (
+            path.name in own or path.name.startswith(STUDY_FILE) or (path.is_dir() and empty)
         ):
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     if before is None:
         with suppress(OSError):
             folder.rmdir()
