@@ -26,9 +26,10 @@ from search_cases import (
     write_eval,
 )
 
-from labrl.errors import InputError
+from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, InputError
+from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import RetryingQueue
+from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of
 from labrl.experiment.search.options import Confirm, start_of
 from labrl.experiment.search.search import to_confirm
 from labrl.experiment.search.space import Space
@@ -382,6 +383,35 @@ def test_trial_that_a_signal_ends_is_left_to_a_resume(tmp_path: Path, status: An
     queue.ended(trial, need, died=False)
     assert not queue.over
     assert not queue.left
+
+
+def test_exit_code_follows_from_the_statuses_of_the_trials() -> None:
+    def code(**statuses: Any) -> int:
+        trials = [TrialRecord(number=0, overrides=[], folder="0", status=one) for one in statuses]
+        for trial in trials:
+            if statuses[trial.status]:
+                end_failed(trial, "wrong", statuses[trial.status])
+        return exit_code_of(trials)
+
+    assert code(finished=0, pruned=0) == DONE
+    assert code(finished=0, interrupted=0) == TERMINATED
+    assert code(failed=FAILED, interrupted=0) == FAILED
+    assert code(failed=WRONG_INPUT, finished=0, interrupted=0) == WRONG_INPUT
+
+
+def test_trial_that_was_refused_counts_by_its_present_end() -> None:
+    trial = TrialRecord(number=0, overrides=[], folder="0")
+    end_failed(trial, "wrong", WRONG_INPUT)
+
+    class Planner:
+        def plan(self, trial: TrialRecord, shown: bool) -> None:
+            trial.status, trial.error = "finished", None
+
+    launcher = WorkersLauncher()
+    launcher.planner = Planner()
+    launcher.start(trial, Need(1, None))
+    assert [one for one, *_ in launcher.ended(0)] == [trial]
+    assert exit_code_of([trial]) == DONE
 
 
 def test_grid_sampler_ends_the_study_with_its_last_combination(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from labrl.component import TargetError, load_target
 from labrl.errors import FAILED, INTERRUPTED, TERMINATED, InputError, first_line
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import end_failed, read_end
+from labrl.experiment.scheduler import REFUSED, end_failed, read_end
 from labrl.run.experiment import TrialRecord
 
 Answer = tuple[int, str | None, bool]
@@ -83,6 +83,7 @@ class TrialLauncher:
     def start(self, trial: TrialRecord, need: Need, shown: bool = False) -> None:
         """Plan a trial, and send it to a process, or to the queue of a cluster. shown: whether a panel shows
         its progress."""
+        trial.facts.pop(REFUSED, None)  # of an earlier command
         order = self.planner.plan(trial, shown)
         if order is None:
             self._done.append((trial, need))
