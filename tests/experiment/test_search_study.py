@@ -29,10 +29,11 @@ from search_cases import (
 from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, InputError
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of
+from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of, read_end, returns_of
 from labrl.experiment.search.options import Confirm, start_of
 from labrl.experiment.search.search import to_confirm
 from labrl.experiment.search.space import Space
+from labrl.run.atomic import write_json
 from labrl.run.experiment import TrialRecord
 from labrl.session.interruption import Interruption
 
@@ -397,6 +398,20 @@ def test_exit_code_follows_from_the_statuses_of_the_trials() -> None:
     assert code(finished=0, interrupted=0) == TERMINATED
     assert code(failed=FAILED, interrupted=0) == FAILED
     assert code(failed=WRONG_INPUT, finished=0, interrupted=0) == WRONG_INPUT
+
+
+def test_return_of_a_failed_session_does_not_count(tmp_path: Path) -> None:
+    sessions = [
+        {"index": 0, "status": "finished", "final_return": 1.0, "error": None},
+        {"index": 1, "status": "failed", "final_return": 2.0, "error": "out of luck"},
+    ]
+    write_json(tmp_path / "run.json", {"status": "failed", "sessions": sessions})
+    trial = TrialRecord(number=0, overrides=[], folder="0")
+    read_end(trial, tmp_path)
+    assert (trial.status, trial.error) == ("failed", "session 1: out of luck")
+    assert returns_of(tmp_path) == (1.0,)
+    read_end(trial, tmp_path / "gone")
+    assert trial.status == "failed"
 
 
 def test_trial_that_was_refused_counts_by_its_present_end() -> None:
