@@ -10,10 +10,8 @@ import functools
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +120,10 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 def write_json(path: Path, content: Any, durable: bool = True) -> None:
     """Replace the file `path` atomically with `content` as indented JSON without secrets. Numbers that are
     not finite become null."""
-    text = json.dumps(as_known_to_json(redact(content)), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomic(path, text + "\n", durable)
+    write_atomic(path, json.dumps(as_json(redact(content)), indent=2, ensure_ascii=False) + "\n", durable)
 
 
-def as_known_to_json(content: Any) -> Any:
-    """Return a copy of nested data with None in place of nan and infinity, which JSON does not have."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, Mapping):
-        return {name: as_known_to_json(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [as_known_to_json(value) for value in content]
-    return content
+def as_json(content: Any) -> Any:
+    """Return nested data as they are read back from JSON: with lists in place of tuples, text as keys, and
+    None in place of nan and infinity, which JSON does not have."""
+    return json.loads(json.dumps(content), parse_constant=lambda name: None)

@@ -37,13 +37,6 @@ kept checkpoints."""
 _log = logging.getLogger(__name__)
 
 
-def frames_in(checkpoints: Path) -> list[int]:
-    """Return the frames at which a folder has a checkpoint, complete or not, newest first. No files are
-    read."""
-    found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in checkpoints.glob("frame_*"))
-    return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint that has been loaded. Its tensors are on the CPU; large tensors are mapped from
@@ -204,8 +197,10 @@ class CheckpointStore:
         return Checkpoint(path, int(manifest["frame"]), state, manifest["files"][STATE]["sha256"])
 
     def frames(self) -> list[int]:
-        """Return the frames at which there is a checkpoint, complete or not, newest first."""
-        return frames_in(self.folder)
+        """Return the frames at which there is a checkpoint, complete or not, newest first. No files are
+        read."""
+        found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in self.folder.glob("frame_*"))
+        return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
 
     def newest_whole_frame(self) -> int | None:
         """Return the frame of the checkpoint that `latest` loads; None if there is none. Broken checkpoints

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
 from labrl.run.atomic import write_json
-from labrl.run.find import find_runs, is_run, load_run
+from labrl.run.find import is_run, load_run
 from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, Status, now, read_json
 from labrl.run.lock import LOCK, FolderLock
 from labrl.run.run import MARKER as RUN_MARKER
@@ -96,13 +96,8 @@ class Experiment(Folder):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Return the experiment in `folder` with its runs. If `folder` is not an experiment folder, return
-        all runs below it as an experiment.
-
-        Raises InputError if there is no run, and DamagedFileError if `experiment.json` is damaged.
-        """
-        experiment = cls(Path(os.path.abspath(Path(folder).expanduser())))
-        experiment.check_format()
+        """Return the experiment in `folder` with its runs. Raises the errors of `open` and of runs."""
+        experiment = cls.open(Path(folder).expanduser())
         experiment.runs  # noqa: B018 (raises the errors)
         return experiment
 
@@ -149,15 +144,9 @@ class Experiment(Folder):
         with self.writing, self.errors.tolerated(self.marker):
             write_json(self.marker, signed(redact(self.read_info())))
 
-    @cached_property
-    def info(self) -> dict[str, Any]:
-        """Content of `experiment.json`; empty if there is none."""
-        return self.read_info() if self.marker.exists() else {}
-
     @property
     def runs(self) -> list[Run]:
-        """The runs of the trials that have started, ordered by trial number, or by start time if they have no
-        numbers."""
+        """The runs of the trials that have started, ordered by trial number."""
         return self._runs[0]
 
     @property
@@ -167,8 +156,6 @@ class Experiment(Folder):
 
     @cached_property
     def _runs(self) -> tuple[list[Run], list[str]]:
-        if not self.info:
-            return find_runs([self.path]), []
         runs: list[Run] = []
         warnings: dict[str, LabrlError | None] = {}
         for trial in self.info.get("trials", []):
@@ -191,16 +178,13 @@ class Experiment(Folder):
 
     @property
     def status(self) -> str:
-        """Status of the experiment, as in `Run.status`; if no status is recorded, the worst status of the
-        experiment's runs."""
-        statuses = [run.status for run in self.runs]
-        said = self.info.get("status")
-        if said in (None, "running"):
-            alive = "running" in statuses or FolderLock(self.path).holder() is not None
-            order = ("failed", "killed", "interrupted", "finished")
-            worst = next((status for status in order if status in statuses), "killed")
-            return "running" if alive else "killed" if said else worst
-        return str(said)
+        """Recorded status of the experiment, but `killed` if it is recorded as running and no process runs it
+        or one of its trials."""
+        said = str(self.info.get("status"))
+        alive = said == "running" and (
+            FolderLock(self.path).holder() or any(run.status == "running" for run in self.runs)
+        )
+        return "killed" if said == "running" and not alive else said
 
     def number_of(self, run: Run) -> int | None:
         """Return the number of the trial whose run is `run`; None for other runs, such as those that confirm

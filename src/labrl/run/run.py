@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from labrl.config.keys import Change, changes, traits
-from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
+from labrl.errors import BusyFolderError, DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
-from labrl.run.atomic import as_known_to_json, sync_file
+from labrl.run.atomic import as_json, sync_file
 from labrl.run.folder import (
     EXPERIMENT_MARKER,
     PROVENANCE,
@@ -136,7 +136,7 @@ class Run(Folder):
         config: dict[str, Any] = self.read_provenance()["config"]
         try:
             exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
-            plain = json.loads(json.dumps(as_known_to_json(exact)))
+            plain = as_json(exact)
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # an alias may contain itself
             why = f"it cannot be read: {' '.join(str(error).split())}"
             raise DamagedFileError.about(self.config_yaml, why, _RESTORE) from error
@@ -362,17 +362,19 @@ class Run(Folder):
 
         If the folder contains anything besides the files that describe the run, it is left unchanged.
         """
-        files = (self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json)
-        described = {*files, *self.path.glob("*.diff")}
-        described |= {path for session in self.sessions for path in session.start.rglob("*")}
+        own = [self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json, self.path / LOCK]
+        own += [
+            *self.path.glob("*.diff"),
+            *self.path.glob("session_*/.lock"),
+            *self.path.glob("session_*/start/**/*"),
+        ]
         found = sorted(self.path.rglob("*"), reverse=True)  # the content of a folder before the folder
-        if any(path.name != LOCK and path not in described for path in found if not path.is_dir()):
-            return
-        with suppress(OSError):  # files that remain do no harm
-            for path in found:
-                path.rmdir() if path.is_dir() else path.unlink()
-            if self.path != Path.cwd():
-                self.path.rmdir()
+        if all(path in own or path.is_dir() for path in found):
+            with suppress(OSError):  # files that remain do no harm
+                for path in found:
+                    path.rmdir() if path.is_dir() else path.unlink()
+                if self.path != Path.cwd():
+                    self.path.rmdir()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -398,7 +400,7 @@ class Run(Folder):
             try:
                 with self.lock():
                     return
-            except LabrlError:
+            except BusyFolderError:
                 if time.monotonic() > until:
                     raise
             time.sleep(0.2)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line, key_in
 from labrl.run.atomic import write_json
-from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore, frames_in
+from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore
 from labrl.run.folder import Status, read_json
 from labrl.run.lock import FolderLock
 from labrl.run.write_errors import WriteErrors
@@ -196,7 +196,7 @@ class RunSession:
     def checkpoint_frames(self) -> list[int]:
         """Return the frames at which there is a checkpoint, complete or not, newest first. No files are
         read."""
-        return frames_in(self.checkpoints)
+        return self.store().frames()
 
     def choose_checkpoint(self, wanted: str, option: str = "checkpoint={}") -> tuple[Checkpoint, str]:
         """Load a checkpoint, and return it with its kind: `best`, `latest` or `chosen`.
