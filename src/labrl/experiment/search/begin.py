@@ -86,7 +86,7 @@ def search(
     exists = Experiment(path).marker.exists()
     if exists:
         _check_same(Experiment.open(path), settings.study_name or OWN_STUDY, asked.objective)
-    trials.repositories = describe_code()
+    trials.home, trials.repositories = path, describe_code()
     facts: dict[str, Any] = {
         "overrides": list(overrides),
         "hydra_overrides": trials.hydras,

@@ -9,7 +9,6 @@ each seed, and, after these runs, their `values` by objective.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -25,16 +24,16 @@ from optuna.trial import FrozenTrial, TrialState
 from labrl.analysis.formats import join_names, number, score
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
 from labrl.config.compose import resolve
-from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError, first_line
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, first_line
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, recorded, run_queue
+from labrl.experiment.scheduler import RetryingQueue, run_queue
 from labrl.experiment.search.options import Confirm, SearchConfig
 from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.study import ERROR, HEARTBEAT, MACHINE, Study, is_given_up
 from labrl.experiment.summary import print_experiment
 from labrl.run.atomic import write_atomic
-from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord
+from labrl.run.experiment import CONFIRMING, Experiment, TrialRecord
 from labrl.run.folder import Status
 from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
@@ -76,7 +75,7 @@ class Search(RetryingQueue):
     ) -> None:
         """folder_of: function from the number of a trial to the name of its run folder; need: cores and GPUs
         of each trial; max_failure_rate: fraction of the trials that may fail."""
-        super().__init__(options.retries, Interruption())
+        super().__init__(experiment.path, options.retries, Interruption())
         self.study, self.recipe, self.experiment, self.options = study, recipe, experiment, options
         self.need, self._folder_of, self._max_failure_rate = need, folder_of, max_failure_rate
         self._pruning, self._gave_up = Pruning(), False
@@ -110,31 +109,36 @@ class Search(RetryingQueue):
             if error.code != "contradiction":
                 self.study.fail(trial.number, str(error))
                 raise
-        self.left.append(self._task(trial))
+        self.left.append(self._to_run(trial))
 
-    def next(self, has_room: Callable[[Need], bool]) -> Task | None:
+    def about(self, trial: TrialRecord) -> str:
+        """Return the searched values of a trial in one line."""
+        return values_text(trial.facts["params"])
+
+    def next(self, has_room: Callable[[Need], bool]) -> tuple[TrialRecord, Need] | None:
         """Return a trial to continue after its process died, or the next trial, if there is room."""
         if self._gave_up or not has_room(self.need):
             return None
         if self.left:
             return self.left.pop(0)
         trial = self.study.ask()
-        return None if trial is None else self._task(trial)
+        return None if trial is None else self._to_run(trial)
 
-    def done(self, task: Task, outcome: Outcome) -> None:
+    def done(self, trial: TrialRecord) -> None:
         """Tell the study the result of a trial."""
-        if outcome.status == "failed":
-            self.study.fail(task.number, outcome.error or "it failed")
+        if trial.status == "failed":
+            self.study.fail(trial.number, trial.error or "it failed")
         else:
-            self.study.finish(task.number, task.folder)
-        self._say_end(task.number)
+            self.study.finish(trial.number, self.path_of(trial))
+        self._say_end(trial.number)
 
-    def tick(self, running: Collection[Task]) -> None:
+    def tick(self, running: Collection[TrialRecord]) -> None:
         """Answer the sessions that have evaluated. If due, also record the status of the trials and give a
         heartbeat. Raises errors of the study's storage."""
-        for task in running:
-            for session in task.folder.glob("session_*"):
-                self._pruning.answer(session, partial(self.study.should_prune, task.number, task.folder))
+        for trial in running:
+            folder = self.path_of(trial)
+            for session in folder.glob("session_*"):
+                self._pruning.answer(session, partial(self.study.should_prune, trial.number, folder))
         now = time.monotonic()
         if now > self._next_record:
             self.record()
@@ -187,17 +191,11 @@ class Search(RetryingQueue):
         """Return the values of the searched keys of a trial."""
         return {key: trial.params[key] for key in self.recipe.space.distributions if key in trial.params}
 
-    def _task(self, trial: optuna.Trial) -> Task:
-        params = self.params_of(trial)
-        return Task(
-            number=trial.number,
-            overrides=self.recipe.overrides(params, self.study.trial_seed(trial.number)),
-            folder=self.experiment.path / self._folder_of(trial.number),
-            need=self.need,
-            reports_to=self.experiment.path,
-            log=TRIAL_LOG,
-            about=values_text(params),
-        )
+    def _to_run(self, trial: optuna.Trial) -> tuple[TrialRecord, Need]:
+        params, number = self.params_of(trial), trial.number
+        overrides = self.recipe.overrides(params, self.study.trial_seed(number))
+        folder, facts = self._folder_of(number), {"params": params}
+        return TrialRecord(number=number, overrides=overrides, folder=folder, facts=facts), self.need
 
     def _say_end(self, number: int) -> None:
         """Print a line about a trial that has ended. Give up if too many trials have failed."""
@@ -256,11 +254,9 @@ def confirm(search: Search, launcher: TrialLauncher, interruption: Interruption)
         for one in entry["candidates"]
         for name, seed in zip(one["folders"], entry["seeds"], strict=True)
     ]
-    tasks = [
-        Task(number=n, overrides=own, folder=home / name, need=search.need, log=TRIAL_LOG, label=name)
-        for n, (name, own) in enumerate(runs)
-    ]
-    confirming = RetryingQueue(search.options.retries, interruption, tasks)
+    trials = [TrialRecord(number=n, overrides=own, folder=name) for n, (name, own) in enumerate(runs)]
+    left = [(trial, search.need) for trial in trials]
+    confirming = RetryingQueue(home, search.options.retries, interruption, left)
     confirming.shows_progress = search.shows_progress
     run_queue(confirming, launcher, interruption)
     return None if interruption.requested else confirmed(entry, home, study)
@@ -354,15 +350,11 @@ def conclude(search: Search, code: int, confirmation: Confirmation | None, repor
 
 def _tell_so_far(search: Search) -> None:
     """Print the best trial of an interrupted search and the table of its trials, as for a grid."""
-    path, records, outcomes = search.experiment.path, [], {}
-    for record in map(search.record_of, search.study.trials()):
-        records.append(dataclasses.replace(record, overrides=[values_text(record.facts["params"])]))
-        if record.status in ("finished", "pruned"):
-            with contextlib.suppress(LabrlError):  # The folder may be on another machine.
-                outcomes[record.number] = recorded(Run.open(path / record.folder))
+    records = [search.record_of(trial) for trial in search.study.trials()]
     if told := search.note():
         say(told)
-    print_experiment(path, records, outcomes, "interrupted")
+    shown = [dataclasses.replace(one, overrides=[search.about(one)]) for one in records]
+    print_experiment(search.experiment.path, shown, "interrupted")
 
 
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
