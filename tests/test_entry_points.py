@@ -51,7 +51,7 @@ def press(number: int, module: str, command: str, *overrides: str, cwd: Path) ->
         *((command, "labrl.cli") for command in SCRIPTS),
         ("labrl", "labrl.commands"),
         *(
-            pytest.param(command, "labrl.mistakes.spelling", marks=pytest.mark.matrix)
+            pytest.param(command, "labrl.processes.secrets", marks=pytest.mark.matrix)
             for command in SCRIPTS
             if command != "labrl"
         ),

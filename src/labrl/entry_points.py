@@ -19,11 +19,11 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
     def run() -> int:
         try:
-            from labrl.processes.signals import signals_leave
+            from labrl.processes.signals import signals_raise
             from labrl.processes.startup import collect_seldom, let_threads_sleep, name_user_and_home
 
             collect_seldom()
-            with signals_leave(f"{name}: interrupted\n"):
+            with signals_raise(name):
                 from labrl.processes.output import doing
 
                 if name == "labrl":

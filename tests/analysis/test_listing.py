@@ -51,6 +51,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "grid" / EXPERIMENT_MARKER).write_text(
         json.dumps(
             {
+                "format_version": 3,
                 "kind": "grid",
                 "status": "finished",
                 "created": ago(hours=2.3),
@@ -105,7 +106,7 @@ def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str
         write_run(home / folder, [rising(score, frames=frames)], config=config_with(**changes))
     trials = [{"number": n, "folder": folder, "status": "finished"} for n, folder in enumerate(runs)]
     (home / EXPERIMENT_MARKER).write_text(
-        json.dumps({"kind": "grid", "status": "finished", "trials": trials, **facts})
+        json.dumps({"format_version": 3, "kind": "grid", "status": "finished", "trials": trials, **facts})
     )
     (entry,) = entries(home.parent)
     return entry

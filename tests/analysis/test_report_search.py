@@ -77,7 +77,7 @@ def page_of(folder: Path, facts: dict[str, Any]) -> ReportPage:
     """Write and read the report of a search whose first trial has a run folder."""
     write_run(folder / "0", [rising(1.0)])
     facts["trials"][0]["folder"] = "0"
-    write_json(folder / EXPERIMENT_MARKER, {"status": "finished", **facts})
+    write_json(folder / EXPERIMENT_MARKER, {"format_version": 3, "status": "finished", **facts})
     return ReportPage(build(folder).path)
 
 
@@ -231,7 +231,10 @@ def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path)
     facts = info(confirm={"winner": 0, "held": True, "candidates": [searched, default]})["search"]
     entry = {"status": "finished", "state": "complete", "params": {}}
     ended = [{**entry, "number": n, "folder": str(n), "values": [v]} for n, v in enumerate((109.4, 90.0))]
-    write_json(tmp_path / EXPERIMENT_MARKER, {"kind": "search", "search": facts, "trials": ended})
+    write_json(
+        tmp_path / EXPERIMENT_MARKER,
+        {"format_version": 3, "kind": "search", "search": facts, "trials": ended},
+    )
     built = build(tmp_path)
     assert built.verdict.index("101.3") < built.verdict.index("95.00 on") < built.verdict.index("109.4")
     assert built.statistics["search"]["frames"] == {"search": 2000, "confirmation": 4000}

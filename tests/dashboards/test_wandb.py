@@ -167,7 +167,7 @@ def test_name_and_group_can_be_configured(tmp_path: Path) -> None:
 
 def test_artifacts_are_the_best_model_the_videos_and_the_report(tmp_path: Path) -> None:
     trial = Trial(tmp_path / "run", "wandb.artifacts=[best,report,videos]")
-    trial.session.store().save(200, {}, best=True)
+    trial.session.store().save(200, {}, best=200)
     trial.session.videos.mkdir()
     for path in (trial.session.videos / "last.mp4", trial.run.path / "r.html"):
         path.touch()

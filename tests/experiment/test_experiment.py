@@ -534,8 +534,7 @@ def test_errors_in_a_grid_carry_code_and_key() -> None:
 
 def test_labeled_lines_are_written_whole() -> None:
     stream = io.StringIO()
-    lines = LabeledLines(stream)
-    lines.label = "[0] "
+    lines = LabeledLines(stream, "[0] ")
     lines.write("twelve words wide and more\nsho")
     assert stream.getvalue() == "[0] twelve words wide and more\n"
     lines.write("rt\n")

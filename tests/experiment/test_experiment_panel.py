@@ -27,9 +27,9 @@ from labrl.errors import DONE, INTERRUPTED, WRONG_INPUT
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.panel import ExperimentPanel
-from labrl.experiment.scheduler import Outcome, Queue, Task
+from labrl.experiment.scheduler import Queue
 from labrl.run.atomic import write_json
-from labrl.run.experiment import TRIAL_LOG
+from labrl.run.experiment import TRIAL_LOG, TrialRecord
 from labrl.run.run import Run
 from labrl.session.callbacks.display import Display, SessionProgress, TrialProgress
 
@@ -43,18 +43,11 @@ class Trials(Queue):
     shows_progress = True
 
     def __init__(self, folder: Path, count: int, about: str = "agent.lr=1e-3") -> None:
-        need = Need(1, None)
-        self.tasks = [
-            Task(
-                number=number,
-                overrides=[],
-                folder=folder / str(number),
-                need=need,
-                about=f"{about} seed={number}",
-            )
-            for number in range(count)
-        ]
-        super().__init__(self.tasks)
+        self.trials = [TrialRecord(number=n, overrides=[about], folder=str(n)) for n in range(count)]
+        super().__init__(folder, [(trial, Need(1, None)) for trial in self.trials])
+
+    def about(self, trial: TrialRecord) -> str:
+        return f"{trial.overrides[0]} seed={trial.number}"
 
     def note(self) -> str:
         return "best so far 478.2 (trial 3)"
@@ -70,7 +63,7 @@ class Experiment:
         monkeypatch.setattr("labrl.experiment.panel.time.monotonic", lambda: self.now)
         self.now = 100.0
         self.queue, self.size = queue, size
-        self.running: list[Task] = []
+        self.running: list[TrialRecord] = []
         self._text = io.StringIO()
         self.console = Console(
             file=self._text, force_terminal=terminal, width=size[0], height=size[1], color_system=None
@@ -78,28 +71,31 @@ class Experiment:
         self.panel = ExperimentPanel(queue, WorkersLauncher(), self.console)
         self.screen = Screen(size[0])
 
-    def start(self, number: int, *sessions: SessionProgress, budget: int = BUDGET) -> Task:
-        """Start a trial, with these sessions if it has begun."""
-        task = self.panel.adopt(self.queue.tasks[number])
-        self.running.append(task)
-        self.queue.left = [one for one in self.queue.left if one.number != number]
+    def start(self, number: int, *sessions: SessionProgress, budget: int = BUDGET) -> bool:
+        """Start a trial, with these sessions if it has begun. Return whether the panel shows it."""
+        trial = self.queue.trials[number]
+        shown = self.panel.adopt(trial)
+        self.running.append(trial)
+        self.queue.left = [one for one in self.queue.left if one[0].number != number]
         if sessions:
-            run = Run.create(task.folder)
+            run = Run.create(self.queue.path_of(trial))
             config = config_with(meta__max_session=len(sessions), env__max_frame=budget)
             write_json(run.provenance_json, {"overrides": [], "config": config})
             self.proceed(number, *sessions)
-        return task
+        return shown
 
     def proceed(self, number: int, *sessions: SessionProgress) -> None:
         """Let the sessions of a trial write their progress."""
         for one in sessions:
-            folder = Run(self.queue.tasks[number].folder).session(one.index)
+            folder = Run(self.queue.path_of(self.queue.trials[number])).session(one.index)
             folder.progress_json.write_text(json.dumps(asdict(one)))
 
     def end(self, number: int, status: str = "finished") -> None:
         """Let a trial end."""
-        self.running = [task for task in self.running if task.number != number]
-        self.queue.outcomes[number] = Outcome(status=status, exit_code=0)  # type: ignore[arg-type]
+        (trial,) = (one for one in self.running if one.number == number)
+        self.running.remove(trial)
+        trial.status = status  # type: ignore[assignment]
+        self.queue.over[number] = trial
 
     def show(self) -> list[str]:
         """Show the current progress, and return what is on the terminal then."""
@@ -221,8 +217,7 @@ def test_messages_of_trials_appear_once_above_the_panel(
     log.parent.mkdir()
     log.write_text("from an earlier attempt\n")
     with experiment.panel:
-        task = experiment.start(0)
-        assert task.log == TRIAL_LOG
+        assert experiment.start(0)
         with open(log, "a") as file:
             file.write("W&B: off\nTraceback (most recent call last):\n  File ...\nincompl")
             file.flush()
@@ -284,7 +279,10 @@ def test_time_left_counts_what_this_command_has_gained(
     with experiment.panel:
         experiment.start(0, session(500))  # of which a resume has found 500
         assert "left" not in experiment.show()[-3]
-        experiment.now += 20
+        experiment.now += 10
+        experiment.proceed(0, session(750))
+        experiment.show()
+        experiment.now += 10
         experiment.proceed(0, session(1000))
         assert "1 min 0 s left" not in experiment.show()[-3]
         assert "2 min 0 s left" in experiment.shown()[-3]  # half a trial in 20 s, and three trials remain
@@ -301,7 +299,7 @@ def test_without_terminal_or_panel_trials_print_themselves(
     queue.shows_progress = not terminal  # meta.progress=false
     experiment = Experiment(queue, (80, 24), monkeypatch, terminal)
     with experiment.panel:
-        assert experiment.start(0, session(500)) == queue.tasks[0]
+        assert not experiment.start(0, session(500))
         assert experiment.show() == []
 
 

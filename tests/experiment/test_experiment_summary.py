@@ -10,7 +10,6 @@ from report_cases import write_experiment, write_long_run
 from labrl.analysis.formats import brackets
 from labrl.analysis.groups import group_runs
 from labrl.analysis.statistics import compare, rank_groups
-from labrl.experiment.scheduler import recorded
 from labrl.experiment.summary import print_experiment
 from labrl.run.atomic import write_json
 from labrl.run.experiment import Experiment
@@ -22,8 +21,7 @@ SCHEDULE = {"kind": "linear", "start": 1e-3, "end": 0.0, "horizon": 1000, "warmu
 def printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Print the summary of an experiment, and return its lines."""
     records = Experiment.load(folder).trials()
-    outcomes = {record.number: recorded(Run.open(folder / record.folder)) for record in records}
-    print_experiment(folder, records, outcomes, "finished")
+    print_experiment(folder, records, "finished")
     return capsys.readouterr().out.splitlines()
 
 

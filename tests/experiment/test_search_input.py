@@ -60,10 +60,6 @@ pytestmark = pytest.mark.usefixtures("own_folder")
             ["search.pruner.n_warmup_steps=1000000"],
         ),
         ([LR, "search/pruner=median", "search.pruner.startup_trials=3"], ["n_startup_trials"]),
-        (
-            [LR, "search/pruner=median", "search.pruner.n_startup_trials=99"],
-            ["search.pruner.n_startup_trials"],
-        ),
         ([LR, "search.objective=[final_return,wall]"], ["search.objective", "one objective"]),
         ([LR, "search.objective=reward"], ["search.objective", "final_return"]),
         ([LR, "hydra.sweeper.direction=[maximize,minimize]"], ["hydra.sweeper.direction"]),

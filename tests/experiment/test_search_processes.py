@@ -137,15 +137,16 @@ def two_machines(folder: Path, url: str) -> None:
     for process in [start(home, *overrides, "hydra.sweeper.n_jobs=1", one) for home, one in machines]:
         wait_for(process)
     ran = [path.parent.name for home in homes for path in home.glob("*_ppo_cartpole/run.json")]
-    assert sorted(name.partition("_")[0] for name in ran) == ["0", "1", "2", "3"]
-    # The command that ended last has seen the end of all four trials.
+    numbers = sorted(int(name.partition("_")[0]) for name in ran)
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) in (4, 5), "each further machine may run one more"
+    # The command that ended last has seen the end of all trials.
     counts = [[trial["state"] in ("complete", "pruned") for trial in info(home)["trials"]] for home in homes]
-    assert max(map(sum, counts)) == 4
-    assert max(map(len, counts)) == 4
+    assert max(map(sum, counts)) == max(map(len, counts)) == len(numbers)
 
 
 @pytest.mark.slow
-def test_two_machines_share_the_trials_through_a_journal_file(tmp_path: Path) -> None:
+def test_two_commands_share_the_trials_through_a_journal_file(tmp_path: Path) -> None:
     two_machines(tmp_path, f"journal:///{tmp_path / 'study.journal'}")
 
 
@@ -157,8 +158,9 @@ def machines_with_stubs(folder: Path, url: str, total: int = 24) -> None:
     for machine in machines:
         wait_for(machine)
     ran = [line.split()[0] for home in homes for line in (home / "ran").read_text().splitlines()]
-    assert sorted(map(int, ran)) == list(range(total))
-    assert max(len(info(home)["trials"]) for home in homes) == total
+    assert sorted(map(int, ran)) == list(range(len(ran)))
+    assert len(ran) in (total, total + 1), "each further machine may run one more"
+    assert max(len(info(home)["trials"]) for home in homes) == len(ran)
 
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])

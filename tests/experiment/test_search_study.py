@@ -26,12 +26,15 @@ from search_cases import (
     write_eval,
 )
 
-from labrl.errors import InputError
+from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, InputError
+from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Outcome, RetryingQueue, Task
-from labrl.experiment.search.options import Confirm
+from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of, read_end, returns_of
+from labrl.experiment.search.options import Confirm, start_of
 from labrl.experiment.search.search import to_confirm
 from labrl.experiment.search.space import Space
+from labrl.run.atomic import write_json
+from labrl.run.experiment import TrialRecord
 from labrl.session.interruption import Interruption
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -156,9 +159,8 @@ def test_no_trial_is_stopped_before_some_have_finished_or_at_its_end(tmp_path: P
 def test_start_of_pruning_fits_the_size_of_the_search(
     kind: str, total: int, expected: tuple[int, int]
 ) -> None:
-    made: Any = pruner(kind)
-    assert made.begin(total, 1000, 100) == expected
-    assert made.begin(total, 1000, 400)[1] <= 800, "the last evaluation before the end"
+    assert start_of(pruner(kind), total, 1000, 100) == expected
+    assert start_of(pruner(kind), total, 1000, 400)[1] <= 800, "the last evaluation before the end"
 
 
 def test_every_session_of_a_pruned_trial_is_stopped(tmp_path: Path) -> None:
@@ -358,21 +360,73 @@ def test_failed_trial_keeps_its_error_and_the_study_continues(tmp_path: Path) ->
 
 
 def test_trial_fails_after_its_process_died_more_often_than_the_retries(tmp_path: Path) -> None:
-    ended: list[Outcome] = []
-
-    class Kept(RetryingQueue):
-        def done(self, task: Task, outcome: Outcome) -> None:
-            ended.append(outcome)
-
-    queue = Kept(1, Interruption(), [Task(number=0, overrides=[], folder=tmp_path, need=Need(1, None))])
-    for attempts in (0, 1):
-        task = queue.next(lambda need: True)
-        assert task is not None
-        assert task.attempts == attempts
-        assert not ended
-        queue.ended(task, Outcome.lost("killed", interrupted=False))
+    need, trial = Need(1, None), TrialRecord(number=0, overrides=[], folder="0")
+    queue = RetryingQueue(tmp_path, 1, Interruption(), [(trial, need)])
+    for _ in range(2):
+        assert queue.next(lambda need: True) == (trial, need)
+        assert not queue.over
+        trial.status, trial.error = "failed", "killed"
+        queue.ended(trial, need, died=True)
     assert queue.next(lambda need: True) is None
-    assert [outcome.status for outcome in ended] == ["failed"]
+    assert [one.status for one in queue.over.values()] == ["failed"]
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_trial_that_a_signal_ends_is_left_to_a_resume(tmp_path: Path, status: Any) -> None:
+    """Regression test: a signal inside a library that hides it made a trial of a search fail for good."""
+    need, trial = (
+        Need(1, None),
+        TrialRecord(number=0, overrides=[], folder="0", status=status, error="Stopped"),
+    )
+    interruption = Interruption()
+    queue = RetryingQueue(tmp_path, 2, interruption)
+    interruption.stop(2)
+    queue.ended(trial, need, died=False)
+    assert not queue.over
+    assert not queue.left
+
+
+def test_exit_code_follows_from_the_statuses_of_the_trials() -> None:
+    def code(**statuses: Any) -> int:
+        trials = [TrialRecord(number=0, overrides=[], folder="0", status=one) for one in statuses]
+        for trial in trials:
+            if statuses[trial.status]:
+                end_failed(trial, "wrong", statuses[trial.status])
+        return exit_code_of(trials)
+
+    assert code(finished=0, pruned=0) == DONE
+    assert code(finished=0, interrupted=0) == TERMINATED
+    assert code(failed=FAILED, interrupted=0) == FAILED
+    assert code(failed=WRONG_INPUT, finished=0, interrupted=0) == WRONG_INPUT
+
+
+def test_return_of_a_failed_session_does_not_count(tmp_path: Path) -> None:
+    sessions = [
+        {"index": 0, "status": "finished", "final_return": 1.0, "error": None},
+        {"index": 1, "status": "failed", "final_return": 2.0, "error": "out of luck"},
+    ]
+    write_json(tmp_path / "run.json", {"status": "failed", "sessions": sessions})
+    trial = TrialRecord(number=0, overrides=[], folder="0")
+    read_end(trial, tmp_path)
+    assert (trial.status, trial.error) == ("failed", "session 1: out of luck")
+    assert returns_of(tmp_path) == (1.0,)
+    read_end(trial, tmp_path / "gone")
+    assert trial.status == "failed"
+
+
+def test_trial_that_was_refused_counts_by_its_present_end() -> None:
+    trial = TrialRecord(number=0, overrides=[], folder="0")
+    end_failed(trial, "wrong", WRONG_INPUT)
+
+    class Planner:
+        def plan(self, trial: TrialRecord, shown: bool) -> None:
+            trial.status, trial.error = "finished", None
+
+    launcher = WorkersLauncher()
+    launcher.planner = Planner()
+    launcher.start(trial, Need(1, None))
+    assert [one for one, *_ in launcher.ended(0)] == [trial]
+    assert exit_code_of([trial]) == DONE
 
 
 def test_grid_sampler_ends_the_study_with_its_last_combination(tmp_path: Path) -> None:

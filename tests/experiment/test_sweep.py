@@ -146,15 +146,15 @@ def test_failed_trial_is_in_the_result_and_raised_on_request(tmp_path: Path) -> 
 
 @pytest.mark.extended
 def test_search_has_its_values_and_confirmation(tmp_path: Path) -> None:
-    searched = ["hydra/sweeper=optuna", "meta.max_trial=2", "hydra.launcher.n_jobs=1"]
+    searched = ["hydra/sweeper=optuna", "meta.max_trial=4", "hydra.launcher.n_jobs=1"]
     result = labrl.sweep([*OVERRIDES, *searched, f"hydra.sweep.dir={tmp_path / 'search'}"])
     assert result.exit_code == DONE
-    assert len(result.trials) == 2
+    assert len(result.trials) == 4
     for trial in result.trials:
         assert 1e-4 <= trial["agent.lr"] <= 1e-2
         assert trial["agent.epochs"] in range(1, 5)
     assert result.statistics["search"]
-    assert result.to_polars().height == 2
+    assert result.to_polars().height == 4
 
 
 def test_sweep_leaves_the_caller_as_it_was(grid: labrl.SweepResult) -> None:

@@ -131,7 +131,7 @@ def test_process_without_torchrun_is_not_a_rank(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa", "pqn", "dqn", "td3", "sac", "tqc"])
 def test_run_of_torchrun_stopped_and_resumed_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
-    env = "pendulum" if agent == "td3" else "cartpole"
+    env = "pendulum" if agent in ("td3", "tqc") else "cartpole"
     overrides = [*small(agent, env), "meta.report=false", "env.num_envs=4"]
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     assert torchrun(*overrides, f"hydra.run.dir={uninterrupted}").wait(300) == 0

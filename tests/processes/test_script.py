@@ -63,6 +63,37 @@ def test_script_without_a_main_guard_trains_once_with_several_sessions(tmp_path:
 
 
 @pytest.mark.extended
+def test_worker_of_a_pool_is_refused_before_a_folder_exists(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, labrl\n"
+        "def train(_):\n"
+        "    try:\n"
+        f"        labrl.train({[*QUICK, 'meta.max_session=2', 'hydra.run.dir=a']})\n"
+        "    except labrl.errors.InputError as error:\n"
+        "        return error.code\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(train, [0]))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["['usage']"], done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.extended
+def test_workers_do_not_prefer_files_of_the_working_folder_to_the_standard_library(tmp_path: Path) -> None:
+    for name in ("selectors", "queue", "random"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "program").mkdir()
+    script = tmp_path / "program" / "script.py"
+    sessions = [*QUICK, "env.vectorization=async", "meta.max_session=2", "hydra.run.dir=a"]
+    script.write_text(f"import labrl\nraise SystemExit(labrl.train({sessions}).exit_code)\n")
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.extended
 def test_class_of_a_script_trains_and_resumes_in_its_process_only(tmp_path: Path) -> None:
     own = [*OWN, *QUICK, "env.make={_target_: __main__.Ten}"]
     registered = ["env=gymnasium", *QUICK, "env.id=Mine-v0"]

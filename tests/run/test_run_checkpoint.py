@@ -160,7 +160,7 @@ def test_state_that_is_not_plain_data_is_refused_with_its_path(tmp_path: Path, t
 def test_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     for frame in range(100, 700, 100):
-        store.save(frame, some_state(frame), best=frame in (200, 300))
+        store.save(frame, some_state(frame), best=frame if frame in (200, 300) else None)
     assert store.frames() == [600, 500, 300]
     best, latest = store.best(), store.latest()
     assert best is not None
@@ -179,8 +179,8 @@ def test_empty_store_has_no_checkpoints(tmp_path: Path) -> None:
 
 def test_saving_a_frame_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
-    store.save(5, some_state(1), best=True)
-    store.save(5, some_state(2), best=True)
+    store.save(5, some_state(1), best=5)
+    store.save(5, some_state(2), best=5)
     latest, best = store.latest(), store.best()
     assert latest is not None
     assert best is not None
@@ -382,11 +382,11 @@ def test_best_of_an_older_checkpoint_stays_until_that_is_removed(tmp_path: Path)
     """A resume goes back to an older checkpoint if the newest one is damaged."""
     store = CheckpointStore(tmp_path, keep_last=2)
     for frame in range(1, 6):
-        store.save(frame, some_state(frame), best=frame in (1, 4))
+        store.save(frame, some_state(frame), best=frame if frame in (1, 4) else None)
     assert store.frames() == [5, 4]
     store.declare_best(4)
     store.save(6, some_state(6), keep=True)
-    store.save(7, some_state(7), best=True)
+    store.save(7, some_state(7), best=7)
     store.save(8, some_state(8))
     assert (store.frames(), store.best_frame()) == ([8, 7, 6, 4], 7)
     store.discard_after(6)
@@ -395,7 +395,7 @@ def test_best_of_an_older_checkpoint_stays_until_that_is_removed(tmp_path: Path)
 
 def test_best_checkpoint_may_be_declared_later(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
-    store.save(1, some_state(1), best=True)
+    store.save(1, some_state(1), best=1)
     store.save(2, some_state(2), owed=2)
     store.save(3, some_state(3), owed=2)
     assert (store.frames(), store.best_frame()) == ([3, 2, 1], 1)
@@ -411,10 +411,10 @@ def test_best_checkpoint_may_be_declared_later(tmp_path: Path) -> None:
 
 def test_full_disk_leaves_earlier_checkpoints(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
-    store.save(1, some_state(1), best=True)
+    store.save(1, some_state(1), best=1)
 
     with file_size_limit(10_000), pytest.raises(OSError, match="too large"):
-        store.save(2, {"weights": torch.zeros(100_000)}, best=True)
+        store.save(2, {"weights": torch.zeros(100_000)}, best=2)
     latest, best = store.latest(), store.best()
     assert latest is not None
     assert best is not None
@@ -423,7 +423,7 @@ def test_full_disk_leaves_earlier_checkpoints(tmp_path: Path) -> None:
 
 
 def test_checkpoint_is_readable_without_labrl(tmp_path: Path) -> None:
-    path = CheckpointStore(tmp_path, keep_last=1).save(4, some_state(4), best=True)
+    path = CheckpointStore(tmp_path, keep_last=1).save(4, some_state(4), best=4)
     assert json.loads((path / "manifest.json").read_text())["frame"] == 4
     state = torch.load(path / "state.pt", weights_only=True)
     assert state["number"] == 4

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shlex
+import stat
 import subprocess
 import sys
 import threading
@@ -175,6 +177,21 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: 
             write_atomic(path, "after")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_file_system_that_cannot_sync_folders_is_reported_once(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for name in ("a", "b"):
+        write_atomic(tmp_path / name, "content")
+        assert (tmp_path / name).read_text() == "content"
+    assert len(caplog.records) == 1
 
 
 def test_refused_run_leaves_no_folder(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) 
     trials += [{"number": 11, "folder": "11", "status": "failed", "error": "no such game"}]
     trials += [{"number": 12, "folder": "12", "status": "waiting"}]
     (tmp_path / EXPERIMENT_MARKER).write_text(
-        json.dumps({"kind": "grid", "status": "running", "trials": trials})
+        json.dumps({"format_version": 3, "kind": "grid", "status": "running", "trials": trials})
     )
     experiment = Experiment.load(tmp_path)
     assert [run.name for run in experiment.runs] == ["2", "10"]
@@ -247,14 +247,6 @@ def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) 
     (tmp_path / EXPERIMENT_MARKER).write_text("[")
     with damaged(tmp_path / EXPERIMENT_MARKER):
         Experiment.load(tmp_path)
-
-
-def test_runs_without_an_experiment_file_are_read_as_experiment(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", [rising(1)])
-    write_run(tmp_path / "b", [rising(1)], status="failed")
-    experiment = Experiment.load(tmp_path)
-    assert [run.name for run in experiment.runs] == ["a", "b"]
-    assert (experiment.info, experiment.status) == ({}, "failed")
 
 
 @pytest.mark.parametrize("key", ["videos", "record_episodes", "on_crash", "async_eval", "report"])

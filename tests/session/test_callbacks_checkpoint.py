@@ -266,3 +266,24 @@ def test_checkpoint_holds_weights_of_its_frame_when_written_later(
         saved = store(session).at(frame)
         assert saved is not None
         assert torch.equal(saved.state["weight"], weights[frame])
+
+
+def test_no_checkpoint_counts_rows_that_could_not_be_written(tmp_path: Path) -> None:
+    session = ToySession(tmp_path)
+    away = session.folder.train_csv.with_name("away.csv")
+
+    def refuse_rows() -> None:
+        if session.clock.frame == 80:  # a folder in place of the table, as no user may write to it
+            session.folder.train_csv.rename(away)
+            session.folder.train_csv.mkdir()
+        if session.clock.frame == 152:
+            assert store(session).frames() == [52], "a checkpoint was saved without the rows before it"
+            session.folder.train_csv.rmdir()
+            away.rename(session.folder.train_csv)
+
+    session.before_callbacks = refuse_rows
+    evaluate = evaluation(1000)
+    session.run(LogTraining(50), evaluate, Checkpoint(50, 4, evaluate, session.workspace))
+    assert store(session).frames() == [200, 152, 52]
+    assert [int(row["frame"]) for row in untimed_rows(session, "train.csv")] == [52, 100, 152, 200]
+    assert not session.folder.errors.lacking

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from labrl.experiment.launcher import TrialLauncher
-from labrl.experiment.scheduler import Answer, Planned, Task
+from labrl.experiment.launcher import Answer, TrialLauncher
+from labrl.experiment.machine import Need
+from labrl.run.experiment import TrialRecord
 from labrl.trial.train import carry_out
 
 ConfigStore.instance().store("one_process", {"_target_": "one_process.OneProcess"}, group="hydra/launcher")
@@ -22,14 +24,15 @@ class OneProcess(TrialLauncher):
 
     limit = 1
 
-    def send(self, task: Task, planned: Planned) -> None:
-        """Do nothing: `answers` trains the trial."""
+    def send(self, trial: TrialRecord, need: Need, order: dict[str, Any]) -> None:
+        """Keep the order: `answers` trains the trial."""
+        self._order = trial.number, order
 
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
-        (number, (_, planned)), *_ = self._sent.items()
+        number, order = self._order
         with _kept_surroundings():
-            os.environ.update(planned.order["environment"])
-            return [(number, carry_out({**planned.order, "label": ""}))]
+            os.environ.update(order["environment"])
+            return [(number, (*carry_out({**order, "label": ""}), False))]
 
     def stop(self) -> None:
         """Do nothing, because no trial is running when this is called."""

@@ -63,10 +63,10 @@ def test_experiment_makes_a_report_if_a_trial_wants_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(reporting, "make_report", lambda folder, aloud: folder / "report.html")
-    write_run(tmp_path / "no" / "0", [rising(1)], config=config_with(meta__report=False))
-    assert not reporting.wants_report(tmp_path / "no")
-    write_run(tmp_path / "yes" / "0", [rising(1)], config=config_with(meta__report=True))
-    assert reporting.wants_report(tmp_path / "yes")
+    for name, wanted in (("no", False), ("yes", True)):
+        write_run(tmp_path / name / "0", [rising(1)], config=config_with(meta__report=wanted))
+        write_experiment(tmp_path / name, [("0", {})])
+        assert reporting.wants_report(tmp_path / name) == wanted
     reporting.finish_experiment(tmp_path / "yes", report=True)
     assert "report: " in capsys.readouterr().out
 

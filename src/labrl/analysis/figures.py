@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, Formatter, MaxNLocator
-from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from labrl.analysis.charts import Chart, Line, View
@@ -63,8 +61,6 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = 
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    figure: Figure | None = None
-    shown: list[Chart] = []
     with use_style():
         for sheet in sheets:
             charts = [
@@ -76,10 +72,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = 
             ]
             if not charts:
                 continue
-            # Creating axes with ticks takes as long as drawing, so sheets of the same charts reuse them.
-            same = len(shown) == len(charts) and all(map(operator.is_, shown, charts))
-            figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, figure if same else None)
-            shown = charts
+            figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts)
             name = os.fsdecode(sheet.name.encode())  # independent of the locale
             dpi = DPI * 2 / 3 if figure.get_figwidth() > COLUMN else DPI
             for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -136,7 +129,7 @@ def shorten_names(names: Sequence[str], most: int) -> list[str]:
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
-def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figure:
+def _single(sheet: Sheet, charts: Sequence[Chart]) -> Figure:
     """Draw a chart with the width of a column. The names of its curves are below it, where they hide
     nothing."""
     (chart,) = charts
@@ -146,7 +139,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
     if chart.axes[sheet.axis].ticks:
         shown = []  # the names are at the axis
     legend = 0.15 * len(shown) if shown else 0.3
-    figure, (axes,) = _figure(used, (COLUMN, 2.1 + legend), bottom=0.42 + legend)
+    figure, (axes,) = _figure((COLUMN, 2.1 + legend), bottom=0.42 + legend)
     _draw(axes, sheet, chart)
     axes.set_title(sheet.title, loc="left")
     axes.set_ylabel(chart.title.lower())
@@ -160,9 +153,9 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
     return figure
 
 
-def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figure:
+def _panels(sheet: Sheet, charts: Sequence[Chart]) -> Figure:
     rows, columns = -(-len(charts) // PANELS), min(PANELS, len(charts))
-    figure, panels = _figure(used, (TEXT, 0.85 + 1.2 * rows), rows, columns, top=0.42)
+    figure, panels = _figure((TEXT, 0.85 + 1.2 * rows), rows, columns, top=0.42)
     for axes, chart in zip(panels, charts, strict=False):
         _draw(axes, sheet, chart, ticks=3)
         axes.set_title(chart.title, loc="left", pad=3)
@@ -179,28 +172,17 @@ def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
 
 
 def _figure(
-    used: Figure | None,
     size: tuple[float, float],
     rows: int = 1,
     columns: int = 1,
     top: float = 0.22,
     bottom: float = 0.4,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes, row by row. If there is a figure `used`, it is returned without its old
-    curves.
+    """Return a figure and its axes, row by row.
 
-    used: a figure with the same charts, or None; size: width and height in inches. The margins are fixed,
-    because measuring every label takes as long as drawing.
+    size: width and height in inches. The margins are fixed, because measuring every label takes as long as
+    drawing.
     """
-    if used is not None:
-        for axes in used.axes:
-            for artist in [*axes.lines, *axes.collections, *filter(None, [axes.get_legend()])]:
-                artist.remove()
-            axes.dataLim, axes.ignore_existing_data_limits = Bbox.null(), True
-            axes.set_autoscale_on(True)
-        for legend in used.legends:
-            legend.remove()
-        return used, used.axes
     width, height = size
     figure = Figure(figsize=size)
     FigureCanvasAgg(figure)

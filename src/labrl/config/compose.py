@@ -213,7 +213,7 @@ def origins(
     asked = [one for one in final if not key or _within(one, key) or _within(key, one)]
     if not asked:
         raise InputError.of([unknown_key(key, "", all_keys(cfg))])
-    sources = [(origin, _values(content)) for origin, content in _composed_files(overrides, config_dir)]
+    sources = [(origin, _values(content)) for _, origin, content in _composed_files(overrides, config_dir)]
     typed = [one for one in overrides if "." in key_of(one) or key_of(one) in final]
     sources += [(f"override {one}", {key_of(one): split_override(one)[1]}) for one in typed]
     return {
@@ -233,8 +233,8 @@ def _within(key: str, whole: str) -> bool:
 
 def _composed_files(
     overrides: list[str], config_dir: str | os.PathLike[str] | None
-) -> Iterator[tuple[str, Any]]:
-    """Yield the file and the content of each configuration, in the order of composition."""
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield Hydra's path, the file and the content of each configuration, in the order of composition."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
@@ -250,7 +250,7 @@ def _composed_files(
                 content.pop("defaults", None)
                 for name in reversed((one.package or "").split(".")):
                     content = {name: content} if name not in ("", "_global_") else content
-                yield origin_of(Path(source.path), path), content
+                yield path, origin_of(Path(source.path), path), content
 
 
 def _values(node: Any) -> dict[str, Any]:
@@ -304,53 +304,26 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
 
 
 @contextmanager
-def naming_preset(
-    choices: Mapping[str, str], overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
-) -> Iterator[None]:
-    """Context manager: add to an InputError which presets may set its unknown keys, and which files of the
-    user set its keys.
+def naming_file(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Context manager: add to an InputError which presets and which files of the user set its keys.
 
-    choices: chosen option of each group; overrides, config_dir: overrides and folder from which the
-    configuration was composed.
+    overrides, config_dir: overrides and folder from which the configuration was composed.
     """
     try:
         yield
     except InputError as error:
-        from labrl.config.presets import is_labrls, section
-        from labrl.mistakes.names import all_keys, from_preset
+        typed, files = set(map(key_of, overrides)), dict[str, str]()
+        for path, origin, content in _composed_files(list(overrides), config_dir):
+            if path.startswith("preset/") or not origin.startswith(os.fspath(config_folder())):
+                files |= dict.fromkeys(_values(content).keys() - typed, origin)
 
-        preset, agent = choices.get("preset", "none"), choices.get("agent", "")
-        found = section(config_folder(), preset)
-        mistakes = from_preset(error.mistakes, preset, all_keys(found[2]) if found else [], agent)
-        if preset != "none" and not is_labrls("agent", agent):
-            inherited = " If it is set by a preset that the agent inherits (--info origin), set preset=none."
-            mistakes = [
-                InputError(one.message + inherited, code=one.code, key=one.key)
-                if one.code == "unknown-key"
-                else one
-                for one in mistakes
-            ]
-        files = _files_of_user(overrides, config_dir)
-        raise InputError.of(
-            InputError(sentences(one.message, f"It is set in {file}"), code=one.code, key=one.key)
-            if (file := next((file for key, file in files.items() if _within(one.key or "", key)), ""))
-            else one
-            for one in mistakes
-        ) from error
+        def named(one: LabrlError) -> LabrlError:
+            wrong = one.key or ""
+            file = next((files[key] for key in files if _within(wrong, key) or _within(key, wrong)), None)
+            message = sentences(one.message, f"It is set in {file}") if file else one.message
+            return InputError(message, code=one.code, key=one.key)
 
-
-def _files_of_user(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return, for each key, the user's file that sets it. Keys that an override sets are left out."""
-    if config_dir is None:
-        return {}
-    typed = set(map(key_of, overrides))
-    return {
-        key: origin
-        for origin, content in _composed_files(list(overrides), config_dir)
-        if origin.startswith(os.path.abspath(config_dir))
-        for key in _values(content)
-        if key not in typed
-    }
+        raise InputError.of(map(named, error.mistakes)) from error
 
 
 def check_no_search(space: Mapping[str, Any] | None) -> None:

@@ -53,12 +53,6 @@ def traits(key: str) -> Traits:
     return found
 
 
-def has_kind(node: Any) -> bool:
-    """Return whether a node is a group of keys with a `kind`, such as a schedule, which counts as one
-    value."""
-    return isinstance(node, Mapping) and "kind" in node and "_target_" not in node  # a component's own key
-
-
 ABSENT = object()
 """Placeholder for the value of a missing key."""
 

@@ -12,15 +12,17 @@ import logging
 import netrc
 import os
 import shlex
+import sys
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from labrl.config.validate import dataclass_of
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
-from labrl.processes.follower import Follower
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 
@@ -121,19 +123,37 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
         return process is not None and _finish(process, config, run, sessions, say)
 
 
-def _started(config: WandbConfig, run: Run, sessions: Sequence[int]) -> Follower | None:
+def _started(config: WandbConfig, run: Run, sessions: Sequence[int]) -> Popen[str] | None:
     order = {"folder": str(run.path), "options": dataclasses.asdict(config), "sessions": list(sessions)}
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     try:
-        process = Follower("labrl.dashboards.wandb_session", output=run.path / LOG)
+        with open(run.path / LOG, "ab") as log:
+            process = Popen(
+                [sys.executable, "-m", "labrl.dashboards.wandb_session"],
+                stdin=PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches only the command, which waits for the process
+                env={**os.environ, "PYTHONPATH": paths},
+            )
     except OSError as error:
         _log.warning("the process for Weights & Biases cannot start, but training continues: %s", error)
         return None
-    process.tell(json.dumps(order))
+    _tell(process, json.dumps(order))
     return process
 
 
+def _tell(process: Popen[str], line: str) -> None:
+    """Write a line to the standard input of the sending process, unless it has ended."""
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+
+
 def _finish(
-    process: Follower,
+    process: Popen[str],
     config: WandbConfig,
     run: Run,
     sessions: Sequence[int],
@@ -145,16 +165,17 @@ def _finish(
     seconds, failure = config.wait + GRACE_SECONDS, None
     quietly = min(seconds, QUIET_SECONDS)
     try:
-        process.tell("end")
+        _tell(process, "end")
         try:
-            code, *_ = process.finish(quietly)
-        except TimeoutError:
+            code = process.wait(quietly)
+        except TimeoutExpired:
             say(f"W&B: uploading for at most {seconds:.0f} s (Ctrl-C to skip)")
-            code, *_ = process.finish(seconds - quietly)
+            code = process.wait(seconds - quietly)
         if code:
             failure = f"the sending process ended with exit code {code}"
-    except (TimeoutError, KeyboardInterrupt):
+    except (TimeoutExpired, KeyboardInterrupt):
         process.kill()
+        process.wait()
         failure = "the upload did not finish in time"
     found = [read_json(run.session(index).path / "wandb.json") for index in sessions]
     urls = [facts["url"] for facts in found if facts.get("url")]

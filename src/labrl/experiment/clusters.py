@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -17,21 +16,21 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.extensions import trials_at_once
-from labrl.errors import Code, InputError, LabrlError, first_line
-from labrl.experiment.launcher import LauncherTraits, TrialLauncher, check_count, check_installed
+from labrl.errors import DONE, FAILED, TERMINATED, Code, InputError, LabrlError, first_line
+from labrl.experiment.launcher import (
+    Answer,
+    LauncherTraits,
+    TrialLauncher,
+    check_count,
+    check_installed,
+    lost,
+)
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.scheduler import (
-    Answer,
-    Outcome,
-    Planned,
-    Queue,
-    Task,
-    recorded,
-    run_queue,
-)
-from labrl.processes.script import take_surroundings
+from labrl.experiment.scheduler import Queue, end_failed, exit_code_of, read_end, run_queue
+from labrl.processes.script import surroundings, take_surroundings
 from labrl.processes.startup import collect_seldom, let_threads_sleep, name_user_and_home
+from labrl.run.experiment import TrialRecord
 from labrl.run.run import Run
 from labrl.session.devices import NUM_CPUS, available_cpus
 from labrl.session.interruption import Interruption
@@ -59,6 +58,10 @@ name as a prefix."""
 _OF_THE_EXECUTOR = ("max_num_timeout", "python")
 
 
+Submitted = tuple[TrialRecord, Need, dict[str, Any]]
+"""A planned trial with its slots and the order for the process that trains it."""
+
+
 class SubmittedTrials:
     """The work of a submitit job, whose processes train trials as with `hydra/launcher=local`.
 
@@ -66,27 +69,29 @@ class SubmittedTrials:
     not ended continue.
     """
 
-    def __call__(self, trials: Sequence[tuple[Task, Planned]]) -> dict[int, Outcome]:
-        """Train planned trials on the cores and GPUs of the job. Return the outcome of each trial, by
+    def __call__(self, trials: Sequence[Submitted]) -> dict[int, Answer]:
+        """Train planned trials on the cores and GPUs of the job. Return what is known of the end of each, by
         number."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler, which requeues the job
         _prepare_process()
-        at_once = min(trials_at_once(task.need.gpus, len(trials)) for task, _ in trials)
+        at_once = min(trials_at_once(need.gpus, len(trials)) for _, need, _ in trials)
         machine, cores = Machine(), max(1, available_cpus() // at_once)
-        queue = Queue()
-        for task, planned in trials:
-            task = replace(task, need=Need(cores, task.need.gpus))
+        queue = _JobQueue(Path())
+        for trial, need, order in trials:
+            need = Need(cores, need.gpus)
             try:
-                if (run := Run.open(planned.folder)).recorded_status == "failed":
-                    queue.ended(task, recorded(run))  # in an earlier attempt of this job
+                if (run := Run.open(order["folder"])).recorded_status == "failed":
+                    read_end(trial, run.path)  # in an earlier attempt of this job
+                    queue.ended(trial, need, died=False)
                 else:
-                    machine.check(Need(1, task.need.gpus))
-                    queue.left.append(task)
+                    machine.check(Need(1, need.gpus))
+                    queue.left.append((trial, need))
             except LabrlError as error:
-                queue.ended(task, Outcome.failed(str(error), error.exit_code))
+                end_failed(trial, str(error), error.exit_code)
+                queue.ended(trial, need, died=False)
         launcher = WorkersLauncher(at_once)
         launcher.cores = cores * at_once
-        launcher.planner = _AsPlanned({task.number: planned for task, planned in trials})
+        launcher.planner = _AsPlanned({trial.number: order for trial, _, order in trials})
         preempted = threading.Event()
         with Interruption() as interruption:
 
@@ -98,31 +103,43 @@ class SubmittedTrials:
             with launcher:
                 run_queue(queue, launcher, interruption)
         signal.signal(signal.SIGUSR2, requeue)
-        for task in queue.left:
-            queue.ended(
-                task, Outcome.lost("the cluster job ended before the trial started", interrupted=True)
-            )
-        stopped = any(outcome.status == "interrupted" for outcome in queue.outcomes.values())
+        for trial, _ in queue.left:
+            queue.answers[trial.number] = lost("the cluster job ended before the trial started", True)
+        stopped = any(code == TERMINATED for code, *_ in queue.answers.values())
         if preempted.is_set() and stopped and callable(requeue):
             requeue(signal.SIGUSR2, None)
-        return queue.outcomes
+        return queue.answers
 
-    def checkpoint(self, trials: Sequence[tuple[Task, Planned]]) -> Any:
+    def checkpoint(self, trials: Sequence[Submitted]) -> Any:
         """Return what submitit runs when the job is scheduled again: the same trials."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, trials)
 
 
+class _JobQueue(Queue):
+    """The trials of a cluster job."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.answers: dict[int, Answer] = {}
+        """What is known of the end of each trial, by number."""
+
+    def ended(self, trial: TrialRecord, need: Need, died: bool) -> None:
+        """Keep what the process of the experiment must know."""
+        super().ended(trial, need, died)
+        self.answers[trial.number] = exit_code_of([trial]), trial.error, died
+
+
 class _AsPlanned:
     """The trials of a cluster job, by their numbers, as the process of the experiment has planned them."""
 
-    def __init__(self, trials: Mapping[int, Planned]) -> None:
-        self._trials = trials
+    def __init__(self, orders: Mapping[int, dict[str, Any]]) -> None:
+        self._orders = orders
 
-    def plan(self, task: Task) -> Planned:
-        """Return the planned trial."""
-        return self._trials[task.number]
+    def plan(self, trial: TrialRecord, shown: bool) -> dict[str, Any]:
+        """Return the order of the planned trial."""
+        return self._orders[trial.number]
 
 
 def _prepare_process() -> None:
@@ -146,8 +163,8 @@ class SubmititLocal(TrialLauncher):
             key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             for key, value in params.items()
         }
-        self._new: list[tuple[Task, Planned]] = []
-        self._jobs: list[tuple[Any, list[tuple[Task, Planned]]]] = []
+        self._new: list[Submitted] = []
+        self._jobs: list[tuple[Any, list[Submitted]]] = []
         """Submitted jobs with their trials."""
 
     def check(self) -> None:
@@ -167,9 +184,9 @@ class SubmititLocal(TrialLauncher):
         while time.monotonic() < until and not all(job.done() for job, _ in self._jobs):
             time.sleep(0.5)
 
-    def send(self, task: Task, planned: Planned) -> None:
+    def send(self, trial: TrialRecord, need: Need, order: dict[str, Any]) -> None:
         """Keep the trial until `answers` submits the jobs of all new trials as one array."""
-        self._new.append((task, Planned(folder=planned.folder, order=planned.order_elsewhere())))
+        self._new.append((trial, need, {**order, **surroundings()}))
 
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
         """Submit new trials, and return the trials of the jobs that have ended.
@@ -205,8 +222,8 @@ class SubmititLocal(TrialLauncher):
             try:
                 jobs = self._executor.map_array(SubmittedTrials(), groups)
             except FailedJobError as error:
-                for _, planned in new:
-                    Run.open(planned.folder).discard_unplayed()
+                for *_, order in new:
+                    Run.open(order["folder"]).discard_unplayed()
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise InputError.resources(
                     "hydra.launcher",
@@ -221,20 +238,20 @@ class SubmititLocal(TrialLauncher):
         self._jobs += zip(jobs, groups, strict=True)
         self._new.clear()
 
-    def _answers(self, job: Any, trials: Sequence[tuple[Task, Planned]]) -> list[tuple[int, Answer]]:
+    def _answers(self, job: Any, trials: Sequence[Submitted]) -> list[tuple[int, Answer]]:
         try:
-            outcomes: dict[int, Outcome] = job.results()[0]
+            answers: dict[int, Answer] = job.results()[0]
         except Exception as error:
             name = type(error).__name__
             told = f"the cluster job {job.job_id} ended without a result ({name}): see {job.paths.stderr}"
-            lost, outcomes = Outcome.lost(told, interrupted=self._told >= 0), {}
-            for task, planned in trials:  # Some may have ended before.
-                over = Run.status_at(planned.folder) in ("finished", "pruned", "failed")
-                outcomes[task.number] = recorded(Run.open(planned.folder)) if over else lost
+            answers = {}
+            for trial, _, order in trials:  # Some may have ended before.
+                over = Run.status_at(Path(order["folder"])) in ("finished", "pruned", "failed")
+                answers[trial.number] = (DONE, None, False) if over else lost(told, self._told >= 0)
         else:
             with contextlib.suppress(OSError):  # It contains the secrets of the configuration.
                 job.paths.submitted_pickle.unlink()
-        return list(outcomes.items())
+        return list(answers.items())
 
 
 @contextlib.contextmanager
@@ -351,9 +368,9 @@ class RayTrials(TrialLauncher):
         each = (int(there.get(name, 0) // count) for name, count in resources.items() if count)
         return not self.waits_for_room or len(self.running) < max(1, min(each, default=1))
 
-    def send(self, task: Task, planned: Planned) -> None:
+    def send(self, trial: TrialRecord, need: Need, order: dict[str, Any]) -> None:
         """Submit the trial to Ray."""
-        self._jobs[task.number] = self._remote.remote(planned.order_elsewhere(), task.need.cores)
+        self._jobs[trial.number] = self._remote.remote({**order, **surroundings()}, need.cores)
 
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
         """Return the tasks that have ended, after at most `seconds`."""
@@ -376,9 +393,8 @@ class RayTrials(TrialLauncher):
         import ray
 
         try:
-            answer: Answer = ray.get(reference)
+            return *ray.get(reference), False
         except ray.exceptions.RayTaskError as error:
-            return Outcome.failed(f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
+            return FAILED, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}", False
         except Exception as error:
-            return Outcome.lost(f"{type(error).__name__}: {first_line(error)}", interrupted=self._told)
-        return answer
+            return lost(f"{type(error).__name__}: {first_line(error)}", interrupted=self._told)

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.analysis.adastop import Stages
-from labrl.config.compose import check_no_search, naming_preset, resolve
+from labrl.config.compose import check_no_search, naming_file, resolve
 from labrl.config.keys import is_hydras, key_of, unescaped, values_of
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
@@ -36,15 +36,9 @@ from labrl.trial.past import check_past
 from labrl.trial.resume import continue_config, frames_reached, lacks_files
 from labrl.trial.summary import say
 
-
-@dataclass(frozen=True)
-class Plan:
-    """The trials of an experiment, and those that remain to run."""
-
-    records: list[TrialRecord]
-    """All trials, including those of earlier commands."""
-    left: list[tuple[TrialRecord, Need]]
-    """The trials that remain to run, with the slots that they need."""
+Planned = tuple[list[TrialRecord], list[tuple[TrialRecord, Need]]]
+"""All trials of an experiment, including those of earlier commands; and those that remain to run, with the
+slots that they need."""
 
 
 @dataclass
@@ -132,7 +126,7 @@ def plan_grid(
     common: Trials,
     machine: Machine | None,
     stages: Stages | None = None,
-) -> Plan:
+) -> Planned:
     """Number the trials of a new experiment.
 
     common: what the trials have in common; machine: the machine that runs the trials, None for other
@@ -153,19 +147,19 @@ def plan_grid(
     left = _left(trials, machine, common)
     if stages:
         check_groups([trial.plain for trial in trials if trial.fits])
-    return Plan([trial.record for trial in trials], left)
+    return [trial.record for trial in trials], left
 
 
 def plan_more(
     records: Sequence[TrialRecord], added: Sequence[list[str]], common: Trials, machine: Machine | None
-) -> Plan:
+) -> Planned:
     """Number further trials of an experiment with the trials `records`.
 
     added: overrides of each further trial; machine: see `plan_grid`. Raises InputError like `plan_grid`.
     """
     first = 1 + max(record.number for record in records)
     new = [_new(number, own, common) for number, own in enumerate(added, first)]
-    return Plan([*records, *(trial.record for trial in new)], _left(new, machine, common) if new else [])
+    return [*records, *(trial.record for trial in new)], _left(new, machine, common) if new else []
 
 
 def plan_again(
@@ -174,7 +168,7 @@ def plan_again(
     overrides: Sequence[str],
     common: Trials,
     machine: Machine | None,
-) -> Plan:
+) -> Planned:
     """Find the remaining trials of an experiment, and add new ones.
 
     A requested combination whose values of the swept keys no earlier trial has is a new trial; the edits of
@@ -199,7 +193,7 @@ def plan_again(
     trials += new
     for trial in trials:
         _check_count(trial, overrides, len(trials))
-    return Plan([trial.record for trial in trials], _left(trials, machine, common))
+    return [trial.record for trial in trials], _left(trials, machine, common)
 
 
 def _new(number: int, overrides: list[str], common: Trials) -> _Trial:
@@ -341,7 +335,7 @@ def _check_values(trial: _Trial, config_dir: str | None) -> None:
     plain = trial.plain
     # Those of a trial that goes back to a run were recorded from a valid configuration.
     overrides = [] if trial.cfg is None else trial.record.overrides
-    with naming_preset(trial.choices, overrides, config_dir):
+    with naming_file(overrides, config_dir):
         check_keys(resolve(trial.cfg or plain, plain))
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
     if trial.cfg is not None:

@@ -6,14 +6,32 @@ import importlib.util
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 
 from labrl.component import TargetError, load_target
-from labrl.errors import InputError, first_line
+from labrl.errors import FAILED, INTERRUPTED, TERMINATED, InputError, first_line
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Answer, Outcome, Planned, Planning, Task, outcome_of
+from labrl.experiment.scheduler import REFUSED, end_failed, read_end
+from labrl.run.experiment import TrialRecord
+
+Answer = tuple[int, str | None, bool]
+"""What is known of a process that has ended: its exit code; an error that the run folder may lack; and
+whether the process was lost, so that another attempt can continue from a checkpoint."""
+
+
+def lost(error: str, interrupted: bool) -> Answer:
+    """Return the answer of a process or machine that has died. interrupted: whether it was asked to end."""
+    return TERMINATED if interrupted else FAILED, error, True
+
+
+class Planning(Protocol):
+    """Plans the trials that a launcher starts."""
+
+    def plan(self, trial: TrialRecord, shown: bool) -> dict[str, Any] | None:
+        """Return the order that trains the trial; None if it is refused or has already ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,43 +63,54 @@ class TrialLauncher:
     """Object that writes the folder of each trial."""
 
     def __init__(self) -> None:
-        self._sent: dict[int, tuple[Task, Planned]] = {}
-        """The trials that have been sent to processes, by number."""
-        self._done: list[tuple[Task, Outcome]] = []
+        self._sent: dict[int, tuple[TrialRecord, Need, Path]] = {}
+        """The trials that have been sent to processes with their slots and run folders, by number."""
+        self._done: list[tuple[TrialRecord, Need]] = []
         """Trials that ended while they were planned."""
 
     def check(self) -> None:
         """Raise InputError if the launcher cannot work on this machine."""
 
     @property
-    def running(self) -> list[Task]:
+    def running(self) -> list[TrialRecord]:
         """The trials that have started and that `ended` has not returned yet."""
-        return [task for task, _ in (*self._sent.values(), *self._done)]
+        return [one[0] for one in self._sent.values()] + [trial for trial, _ in self._done]
 
     def has_room(self, need: Need) -> bool:
         """Return whether another trial that needs `need` can start now."""
         return self.limit is None or len(self.running) < self.limit
 
-    def start(self, task: Task) -> None:
-        """Plan a trial, and send it to a process, or to the queue of a cluster."""
-        planned = self.planner.plan(task)
-        if isinstance(planned, Outcome):
-            self._done.append((task, planned))
+    def start(self, trial: TrialRecord, need: Need, shown: bool = False) -> None:
+        """Plan a trial, and send it to a process, or to the queue of a cluster. shown: whether a panel shows
+        its progress."""
+        trial.facts.pop(REFUSED, None)  # of an earlier command
+        order = self.planner.plan(trial, shown)
+        if order is None:
+            self._done.append((trial, need))
         else:
-            self._sent[task.number] = task, planned
-            self.send(task, planned)
+            self._sent[trial.number] = trial, need, Path(order["folder"])
+            self.send(trial, need, order)
 
-    def ended(self, seconds: float) -> list[tuple[Task, Outcome]]:
-        """Return the trials that have ended since the last call. Waits at most `seconds`."""
-        done, self._done = self._done, []
-        for number, answer in self.answers(0 if done else seconds) if self._sent else ():
-            task, planned = self._sent.pop(number)
-            done.append((task, outcome_of(planned.folder, answer)))
+    def ended(self, seconds: float) -> list[tuple[TrialRecord, Need, bool]]:
+        """Return the trials that have ended since the last call, each with its slots and with whether its
+        process ended without a result. Waits at most `seconds`."""
+        done, self._done = [(*one, False) for one in self._done], []
+        for number, (code, error, died) in self.answers(0 if done else seconds) if self._sent else ():
+            trial, need, folder = self._sent.pop(number)
+            if code in (INTERRUPTED, TERMINATED):
+                trial.status, trial.error = "interrupted", error
+            elif error is not None:
+                end_failed(trial, error, code)
+            else:
+                read_end(trial, folder)
+                if code and trial.status == "finished":
+                    end_failed(trial, "some of its files could not be written")
+            done.append((trial, need, died))
         return done
 
     @abstractmethod
-    def send(self, task: Task, planned: Planned) -> None:
-        """Have a process train a planned trial."""
+    def send(self, trial: TrialRecord, need: Need, order: dict[str, Any]) -> None:
+        """Have a process train a planned trial. order: plain data for `labrl.trial.train.carry_out`."""
 
     @abstractmethod
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:

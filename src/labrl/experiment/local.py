@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from labrl.experiment.launcher import TrialLauncher, check_count
+from labrl.experiment.launcher import Answer, TrialLauncher, check_count, lost
 from labrl.experiment.machine import Machine, Need, Share
-from labrl.experiment.scheduler import Answer, Outcome, Planned, Task
 from labrl.processes.signals import SAVE, exit_code_of, how_it_ended
+from labrl.run.experiment import TrialRecord
 from labrl.session.worker import TRIALS, SessionWorker, start_server, wait_for
 
 ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -signal.SIGTERM)
@@ -71,9 +72,9 @@ class WorkersLauncher(TrialLauncher):
             self._machine.give_back(share)
         return share is not None
 
-    def send(self, task: Task, planned: Planned) -> None:
+    def send(self, trial: TrialRecord, need: Need, order: dict[str, Any]) -> None:
         """Have a worker train the trial on free cores and GPUs."""
-        share = self._machine.take(task.need)
+        share = self._machine.take(need)
         assert share is not None, "has_room must return True first"
         # An idle process with this environment, or a new one.
         self._idle = [worker for worker in self._idle if worker.alive]
@@ -84,8 +85,8 @@ class WorkersLauncher(TrialLauncher):
             if self._idle:  # PyTorch has initialized its GPUs, so it cannot use others.
                 self._idle.pop().close()
             worker = SessionWorker(share.environment, self.work)
-        self._jobs[task.number] = _Job(worker, share)
-        worker.run(planned.order)
+        self._jobs[trial.number] = _Job(worker, share)
+        worker.run(order)
 
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
         """Return the trials that have ended, as soon as one has ended or after `seconds`."""
@@ -94,10 +95,10 @@ class WorkersLauncher(TrialLauncher):
         for number, job in list(self._jobs.items()):
             if (ended := job.worker.ended()) is None:
                 continue
-            answer: Answer = ended
+            code, error = ended
+            answer: Answer = code, error, False
             if job.worker.died:
-                code, _ = ended
-                answer = Outcome.lost(f"its process {how_it_ended(code)}", interrupted=code in ASKED_TO_END)
+                answer = lost(f"its process {how_it_ended(code)}", interrupted=code in ASKED_TO_END)
             else:
                 self._idle.append(job.worker)
             self._machine.give_back(job.share)

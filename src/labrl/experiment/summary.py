@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -12,7 +12,7 @@ from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
 from labrl.config.keys import shortened
 from labrl.errors import first_line
-from labrl.experiment.scheduler import Outcome
+from labrl.experiment.scheduler import returns_of
 from labrl.run.experiment import TRIAL_LOG, Experiment, TrialRecord
 from labrl.run.folder import Status
 from labrl.run.run import Run
@@ -40,20 +40,15 @@ def own_texts(records: Collection[TrialRecord]) -> dict[int, str]:
     return {number: " ".join(map(shortened, own)) for number, own in varying(records).items()}
 
 
-def said_of(record: TrialRecord, records: Collection[TrialRecord], outcome: Outcome) -> str:
-    """Return a line about a trial that has ended."""
-    told = f"trial {record.number} {outcome.status}: {own_texts(records)[record.number]}".rstrip(": ")
-    if outcome.returns:
-        told += f", final return {_return(outcome.returns)}"
-    return f"{told}: {first_line(outcome.error)}" if outcome.error else told
+def said_of(trial: TrialRecord, trials: Collection[TrialRecord], run: Path) -> str:
+    """Return a line about a trial that has ended. run: its run folder."""
+    told = f"trial {trial.number} {trial.status}: {own_texts(trials)[trial.number]}".rstrip(": ")
+    if returns := returns_of(run):
+        told += f", final return {_return(returns)}"
+    return f"{told}: {first_line(trial.error)}" if trial.error else told
 
 
-def print_experiment(
-    path: Path,
-    records: Sequence[TrialRecord],
-    outcomes: Mapping[int, Outcome],
-    status: Status,
-) -> None:
+def print_experiment(path: Path, records: Sequence[TrialRecord], status: Status) -> None:
     """Print a table of the trials, a table of the groups, the failures, and the path of the folder."""
     overrides = own_texts(records)
     table = Table(box=None, pad_edge=False)
@@ -66,8 +61,8 @@ def print_experiment(
         [record for record in records if record.status != "finished"] if len(records) > MOST_ROWS else records
     )
     for record in shown[:MOST_ROWS]:
-        outcome = outcomes.get(record.number)
-        reached = _return(outcome.returns if outcome else ())
+        ended = record.status not in ("waiting", "running")
+        reached = _return(returns_of(path / record.folder) if ended else ())
         table.add_row(str(record.number), record.status, reached, overrides[record.number])
     if table.row_count:
         say("trials")

@@ -14,12 +14,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from labrl.analysis.formats import duration
-from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
+from labrl.errors import FAILED, TERMINATED, InputError, LabrlError
 from labrl.experiment.earlier import Earlier, replaced, swept_keys
-from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
+from labrl.experiment.grid import Planned, plan_again, plan_grid, plan_more
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
+from labrl.experiment.scheduler import Queue, exit_code_of, returns_of, run_queue
 from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
 from labrl.experiment.summary import how_to_resume_experiment, own_texts, print_experiment, said_of
 from labrl.experiment.trials import Trials
@@ -54,11 +54,11 @@ def sweep_grid(
             raise InputError.contradiction("seed=auto", "+fork", why, "Leave out seed")
         overrides = with_seeds(overrides, range(stages.size))
     if earlier is None:
-        plan = plan_grid(overrides, trials, machine, stages)
+        records, left = plan_grid(overrides, trials, machine, stages)
     else:
         before = Experiment.open(path)
         check_resume(earlier, before, stages)
-        plan = plan_again(earlier, before, overrides, trials, machine)
+        records, left = plan_again(earlier, before, overrides, trials, machine)
     facts = {
         "overrides": trials.overrides,
         "hydra_overrides": trials.hydras,
@@ -67,19 +67,19 @@ def sweep_grid(
         "fork": trials.fork.as_json() if trials.fork else None,
         "stages": dataclasses.asdict(stages) if stages else None,
     }
-    trials.repositories = describe_code()
-    with held(path, "grid", earlier is not None, plan.records, command=trials.typed, **facts) as folder:
+    trials.home, trials.repositories = path, describe_code()
+    with held(path, "grid", earlier is not None, records, command=trials.typed, **facts) as folder:
         if earlier is not None:
             folder.resumed(trials.typed, earlier.edits, **facts)
-            folder.replace_trials(plan.records)
+            folder.replace_trials(records)
 
-        def plan_stage() -> Plan:
+        def plan_stage() -> Planned:
             assert stages is not None
             return plan_more(folder.trials(), next_stage(folder, stages), trials, machine)
 
-        grid = Grid(folder, plan.left, plan_stage if stages else None)
+        grid = Grid(folder, records, left, plan_stage if stages else None)
         grid.shows_progress = config.meta.progress
-        if done := len(grid.outcomes):
+        if done := len(grid.over):
             say(f"Resuming {path}: {done} trials have finished, and {len(grid.left)} remain")
         else:
             say(f"{len(grid.left)} trial{'' if len(grid.left) == 1 else 's'} in {path}")
@@ -125,19 +125,18 @@ class Grid(Queue):
     def __init__(
         self,
         folder: Experiment,
+        trials: Sequence[TrialRecord],
         left: Sequence[tuple[TrialRecord, Need]],
-        plan_more: Callable[[], Plan] | None = None,
+        plan_more: Callable[[], Planned] | None = None,
     ) -> None:
-        """left: the remaining trials of the folder with their needs; the others have finished. plan_more:
-        function that plans further trials after all have ended; None: there are none."""
-        super().__init__(_tasks(folder, folder.trials(), left))
+        """trials: all trials of the folder; left: those that remain with their needs; the others have
+        finished. plan_more: function that plans further trials after all have ended; None: there are none."""
+        super().__init__(folder.path, left)
         self.folder, self._plan_more = folder, plan_more
-        self.records = {record.number: record for record in folder.trials()}
         self._since, self._ended = time.monotonic(), 0  # for the pace of the trials of a stage
-        remaining = {task.number for task in self.left}
-        for number, record in self.records.items():
-            if number not in remaining and record.status == "finished":
-                self.outcomes[number] = recorded(Run.open(folder.trial_path(record)))
+        self._set(trials)
+        remaining = {trial.number for trial, _ in self.left}
+        self.over = {number: one for number, one in self.trials.items() if number not in remaining}
 
     def run(self, launcher: TrialLauncher) -> int:
         """Run the remaining trials. Return the exit code of the experiment."""
@@ -149,41 +148,50 @@ class Grid(Queue):
             interruption.stop(signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
         return self._close(interruption.exit_code if interruption.requested else None)
 
-    def next(self, has_room: Callable[[Need], bool]) -> Task | None:
+    def about(self, trial: TrialRecord) -> str:
+        """Return the overrides that distinguish a trial from others."""
+        return self._own[trial.number]
+
+    def next(self, has_room: Callable[[Need], bool]) -> tuple[TrialRecord, Need] | None:
         """Return the next trial, after planning further ones if all have ended; None if there is none."""
-        if self._plan_more and not self.left and len(self.outcomes) == len(self.records):
-            self._add(self._plan_more())
+        if self._plan_more and not self.left and len(self.over) == len(self.trials):
+            self._add(*self._plan_more())
         return super().next(has_room)
 
-    def tick(self, running: Collection[Task]) -> None:
+    def tick(self, running: Collection[TrialRecord]) -> None:
         """Record which trials have started, according to their run folders."""
-        for task in running:
-            record = self.records[task.number]
-            if record.status == "waiting" and Run.status_at(self.folder.trial_path(record)) == "running":
-                self._change(record, "running")
+        for trial in running:
+            if trial.status == "waiting" and Run.status_at(self.path_of(trial)) == "running":
+                trial.status = "running"
+                self.folder.set_trials([trial])
 
-    def ended(self, task: Task, outcome: Outcome) -> None:
-        """Record and print the outcome of a trial. If its process died, also record it in the run folder."""
-        record = self.records[task.number]
-        super().ended(task, outcome)
+    def ended(self, trial: TrialRecord, need: Need, died: bool) -> None:
+        """Record and print how a trial ended. If its process died, also record it in the run folder."""
+        super().ended(trial, need, died)
         self._ended += 1
-        status = "finished" if outcome.status == "pruned" else outcome.status
-        self._change(record, status, outcome.error if status == "failed" else None)
-        _mend(self.folder.trial_path(record), outcome)
-        done = sum(other.status not in ("waiting", "running") for other in self.records.values())
-        told = f"{said_of(record, self.records.values(), outcome)} ({done} of {len(self.records)})"
-        if outcome.status == "failed":
+        path = self.path_of(trial)
+        done = sum(other.status not in ("waiting", "running") for other in self.trials.values())
+        told = f"{said_of(trial, self.trials.values(), path)} ({done} of {len(self.trials)})"
+        _mend(path, trial)
+        if trial.status == "failed":
             print(f"labrl: {told}", file=sys.stderr, flush=True)
-        elif outcome.status == "finished" or outcome.returns:
+        elif trial.status == "finished" or returns_of(path):
             say(told)
+        if trial.status == "pruned":
+            trial.status = "finished"
+        trial.error = trial.error if trial.status == "failed" else None
+        self.folder.set_trials([trial])
 
-    def _add(self, plan: Plan) -> None:
+    def _set(self, trials: Sequence[TrialRecord]) -> None:
+        self.trials, self._own = {trial.number: trial for trial in trials}, own_texts(trials)
+
+    def _add(self, trials: list[TrialRecord], left: list[tuple[TrialRecord, Need]]) -> None:
         """Add the trials of the next stage of a comparison, if any, and say how long they will take."""
-        if not plan.left:
+        if not left:
             return
-        self.folder.replace_trials(plan.records)
-        self.records = {record.number: record for record in plan.records}
-        self.left = _tasks(self.folder, plan.records, plan.left)
+        self.folder.replace_trials(trials)
+        self._set(trials)
+        self.left = left
         told = f"{len(self.left)} more trials"
         if self._ended:
             pace = (time.monotonic() - self._since) / self._ended
@@ -198,50 +206,25 @@ class Grid(Queue):
 
         interrupted: exit code if a signal ended the experiment, else None.
         """
-        codes = [outcome.exit_code for outcome in self.outcomes.values()]
-        failed = max((code for code in codes if code < INTERRUPTED), default=DONE)
-        stopped = max((code for code in codes if code >= INTERRUPTED), default=DONE)
-        status: Status
-        if interrupted is not None or len(self.outcomes) < len(self.records) or (stopped and not failed):
-            status, code = "interrupted", interrupted or stopped or FAILED
-        else:
-            status, code = ("failed" if failed else "finished"), failed
+        code = exit_code_of(self.over.values())
+        status: Status = "failed" if code else "finished"
+        if interrupted is not None or len(self.over) < len(self.trials) or code == TERMINATED:
+            status, code = "interrupted", interrupted or code or FAILED
         self.folder.set_status(status)
         if lacking := self.folder.errors.summary(self.folder.path):
             print(f"labrl: {lacking}", file=sys.stderr)
             code = code or FAILED
-        if status == "interrupted" and not any(outcome.returns for outcome in self.outcomes.values()):
+        if status == "interrupted" and not any(returns_of(self.path_of(one)) for one in self.over.values()):
             say(f"interrupted; to resume: {how_to_resume_experiment(self.folder.path)}")
             return code
-        print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
+        print_experiment(self.folder.path, list(self.trials.values()), status)
         reporting.finish_experiment(self.folder.path, reporting.wants_report(self.folder.path))
         return code
 
-    def _change(self, record: TrialRecord, status: Any, error: str | None = None) -> None:
-        record.status, record.error = status, error
-        self.folder.set_trials([record])
 
-
-def _tasks(
-    folder: Experiment, records: Sequence[TrialRecord], left: Sequence[tuple[TrialRecord, Need]]
-) -> list[Task]:
-    """Return the tasks of the trials in `left`. records: all trials of the experiment."""
-    own = own_texts(records)
-    return [
-        Task(
-            number=record.number,
-            overrides=record.overrides,
-            folder=folder.trial_path(record),
-            need=need,
-            about=own[record.number],
-        )
-        for record, need in left
-    ]
-
-
-def _mend(path: Path, outcome: Outcome) -> None:
+def _mend(path: Path, trial: TrialRecord) -> None:
     """Record the end of a killed trial in its run folder, whose status is still `running`."""
     with suppress(LabrlError, OSError):  # A trial that never started has no folder.
         run = Run.open(path)
         if run.recorded_status in ("waiting", "running"):
-            run.set_status(outcome.status, error=outcome.error)
+            run.set_status(trial.status, error=trial.error)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import DictConfig
 
@@ -15,7 +16,7 @@ from labrl.config.keys import without_alias
 from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
 from labrl.errors import LabrlError, answer_to, described
-from labrl.experiment.scheduler import Outcome, Planned, Task, recorded
+from labrl.experiment.scheduler import end_failed, read_end
 from labrl.processes.output import (
     INDENT,
     labeled_output,
@@ -25,6 +26,7 @@ from labrl.processes.output import (
 )
 from labrl.processes.script import refuse_main
 from labrl.processes.secrets import redact
+from labrl.run.experiment import CONFIRMING, TRIAL_LOG, TrialRecord
 from labrl.run.find import is_run
 from labrl.run.provenance import Origin
 from labrl.run.run import Run
@@ -54,6 +56,8 @@ class Trials:
     """Absolute path of the folder with the user's own groups."""
     typed: Typed
     """The command, which is recorded in each trial."""
+    home: Path = Path()
+    """Folder of the experiment."""
     full_error: bool = False
     """Whether to print tracebacks of all errors."""
     fork: ForkPoint | None = None
@@ -69,40 +73,45 @@ class Trials:
         """Return the configuration of a trial with the node `hydra`. Raises InputError."""
         return compose(without_alias([*self.hydras, *overrides]), self.config_dir, with_hydra=True)
 
-    def plan(self, task: Task) -> Planned | Outcome:
-        """Write the folder of a trial, which another process will train.
+    def plan(self, trial: TrialRecord, shown: bool) -> dict[str, Any] | None:
+        """Write the folder of a trial, and return the order for the process that trains it.
 
-        Returns the outcome of a trial that is refused or has already ended. Raises no exceptions, so that a
-        failed trial does not end other trials.
+        shown: whether a panel shows its progress. Returns None for a trial that is refused or has already
+        ended, and records how. Raises no exceptions, so that a failed trial does not end other trials.
         """
-        log = task.folder / task.log if task.log else None
+        name, folder = (TRIAL_LOG if shown or self.kind == "search" else None), self.home / trial.folder
+        log = folder / name if name else None
         try:
-            with printing_to(log), labeled_output("" if log else f"[{task.number}] "):
+            with printing_to(log), labeled_output("" if log else f"[{trial.number}] "):
                 print_warnings()
                 try:
-                    run = self._create(task)
+                    run = self._create(trial, folder)
                 except Exception as error:
-                    return self._refused(error, task)
+                    self._refuse(error, trial, log)
+                    return None
         except OSError as error:
-            return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
-        if isinstance(run, Outcome):
-            return run
-        order = {
-            "folder": str(task.folder),
-            "environment": ({SEARCH: str(task.reports_to)} if task.reports_to else {})
-            | ({SHOWN_ABOVE: "1"} if task.shown else {}),
+            end_failed(trial, f"{folder} cannot be written ({error.strerror or error})")
+            return None
+        if run is None:
+            read_end(trial, folder)
+            return None
+        reports = self.kind == "search" and not trial.folder.startswith(CONFIRMING)
+        return {
+            "folder": str(folder),
+            "environment": ({SEARCH: str(self.home)} if reports else {})
+            | ({SHOWN_ABOVE: "1"} if shown else {}),
             "cwd": os.getcwd(),
-            "label": f"[{task.number}] ",
-            "log": task.log,
+            "label": f"[{trial.number}] ",
+            "log": name,
             "full_error": self.full_error,
         }
-        return Planned(folder=task.folder, order=order)
 
-    def _create(self, task: Task) -> Run | Outcome:
-        """Write the folder of a new trial, or mark the sessions of an earlier attempt as due."""
+    def _create(self, trial: TrialRecord, path: Path) -> Run | None:
+        """Write the folder of a new trial, or mark the sessions of an earlier attempt as due. Returns None if
+        an earlier attempt has ended."""
         prepare(self.config_dir)
-        folder, overrides = str(task.folder), without_alias(task.overrides)
-        if is_run(task.folder):
+        folder, overrides = str(path), without_alias(trial.overrides)
+        if is_run(path):
             run = Run.open(folder)
             run.wait_until_free()
             if not run.unrecorded:
@@ -120,11 +129,10 @@ class Trials:
 
         return create(configuration, folder, self.elsewhere)
 
-    def _resume(self, run: Run, overrides: Sequence[str]) -> Run | Outcome:
+    def _resume(self, run: Run, overrides: Sequence[str]) -> Run | None:
         """Continue an earlier attempt of a trial. overrides: the trial's present overrides.
 
-        Returns the outcome of an attempt that has ended, even if it was killed before its status was
-        recorded.
+        Returns None for an attempt that has ended, even if it was killed before its status was recorded.
         """
         with trusting(Trust(everything=True)):  # This command has written or checked the run.
             edits = edits_of(check_past(run), overrides)
@@ -133,7 +141,7 @@ class Trials:
                 one.ended_well for one in sessions
             )
             if self.kind == "search" and (run.recorded_status in ("finished", "pruned") or all_ended):
-                return recorded(run)
+                return None
             try:
                 return resume(
                     run,
@@ -144,19 +152,19 @@ class Trials:
                     elsewhere=self.elsewhere,
                 )
             except FinishedError:
-                return recorded(run)
+                return None
 
-    def _refused(self, error: Exception, task: Task) -> Outcome:
-        """Return the outcome of a trial that `error` has refused. In a grid, the experiment prints it; a log
-        also receives the traceback of a failure of the user's own code."""
+    def _refuse(self, error: Exception, trial: TrialRecord, log: Path | None) -> None:
+        """Record that `error` has refused a trial. In a grid, the experiment prints it; a log also receives
+        the traceback of a failure of the user's own code."""
         answer = answer_to(error)
-        if self.full_error or (task.log is not None and (answer is not error or error.__cause__)):
-            print_traceback(error, INDENT if task.log else "")
+        if self.full_error or (log and (answer is not error or error.__cause__)):
+            print_traceback(error, INDENT if log else "")
         if answer is None:
             answer = LabrlError(redact(described(error)))
         if self.kind != "grid":
             print_error(answer)
-        return Outcome.failed(str(answer), answer.exit_code)
+        end_failed(trial, str(answer), answer.exit_code)
 
 
 def edits_of(run: Run, overrides: Sequence[str]) -> list[str]:

@@ -12,7 +12,6 @@ from labrl.errors import Code, InputError
 from labrl.mistakes.names import (
     VERBS,
     choice_of,
-    misspelled,
     option_named,
     options_of,
     other_commands,
@@ -22,15 +21,14 @@ from labrl.mistakes.names import (
 from labrl.mistakes.spelling import nearest
 
 FLAGS = {
-    **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--run", "-r", "--resolve"), ""),
-    **dict.fromkeys(("--multirun", "-m"), ""),
+    **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--resolve", "--multirun", "-m"), ""),
     **dict.fromkeys(("--cfg", "-c"), "job, hydra, all"),
     **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),
     **dict.fromkeys(
         ("--info", "-i"), "all, aliases, config, defaults, defaults-tree, origin, plugins, searchpath"
     ),
 }
-"""Flags of `labrl`, which Hydra parses, and their allowed values."""
+"""Flags of `labrl`, and their allowed values."""
 
 REPLACED = {
     **dict.fromkeys(("--config-name", "-cn"), "--config-dir=<folder> experiment=<name>"),
@@ -90,8 +88,6 @@ def check_arguments(arguments: Sequence[str]) -> None:
     while left:
         argument = left.pop(0)
         name, equals, value = argument.partition("=")
-        if name.startswith("python") and left[:1] == ["-m"]:
-            del left[0]  # Python's flag before the name of a module
         if not argument.strip():
             why = "the argument is empty (perhaps a shell variable is not set)"
             raise InputError.about(shlex.quote(argument), why, "Leave it out", code="missing")
@@ -134,9 +130,6 @@ def _suggestion(name: str, value: str) -> str | None:
 
     value: value of the flag, or ''.
     """
-    if name.endswith(".py"):  # of a command such as python cleanrl/ppo_atari.py
-        stem = name.rpartition("/")[2].removesuffix(".py")
-        name = stem if option_named(stem) else re.sub(r"_(atari|continuous|envpool|jax).*", "", stem)
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not plain:
         return ""
@@ -160,8 +153,6 @@ def _suggestion(name: str, value: str) -> str | None:
     for node in ("agent", "env", "meta", "wandb"):
         if owners_of(f"{node}.{plain}"):
             return f"{node}.{plain}={value or '<value>'}"
-    if meant := misspelled(plain, [flag.lstrip("-") for flag in FLAGS]):
-        return other_names()[meant][0].typed(value)
     options = [option for group in ("agent", "env", "meta") for option in options_of(group)]
     near = nearest(name, [*FLAGS, *commands, *options])
     return (commands.get(near[0]) or option_named(near[0]) or near[0]) if near else None

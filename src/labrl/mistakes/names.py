@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.envs.games import env_of, environments
-from labrl.errors import InputError, LabrlError
+from labrl.errors import InputError
 from labrl.mistakes.spelling import nearest, suggested
 
 VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin", "trust")
@@ -67,28 +66,6 @@ def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
             if found := [f"{group}={file.stem}" for file in files if inner in _keys_in(group, file.stem)]:
                 return ["env=<any Atari game>" if one == "env=atari" else one for one in found]
     return []
-
-
-def from_preset(
-    mistakes: Sequence[LabrlError], preset: str, keys: Sequence[str], agent: str
-) -> list[LabrlError]:
-    """Return the mistakes, with a single one for all unknown keys that a preset for another agent sets.
-
-    preset, agent: chosen options of the groups `preset` and `agent`; keys: keys that the preset sets.
-    """
-    found = [one for one in mistakes if one.code == "unknown-key" and one.key in keys]
-    if not found:
-        return list(mistakes)
-    agents = sorted((file.stem for file in (config_folder() / "agent").glob("*.yaml")), key=len)
-    owner = next((name for name in reversed(agents) if preset.startswith(f"{name}_")), None)
-    other = f", or set agent={owner}" if owner not in (None, agent) else ""
-    wrong = InputError.contradiction(
-        f"preset={preset}",
-        f"agent={agent}",
-        f"the agent does not have {some([one.key or '' for one in found])}",
-        f"Leave out preset={preset}, because the presets of agent={agent} apply automatically{other}",
-    )
-    return [wrong, *(one for one in mistakes if one not in found)]
 
 
 def agent_target(agent: str) -> str:
@@ -226,13 +203,6 @@ def other_names() -> dict[str, list[OtherName]]:
     return found
 
 
-def misspelled(name: str, known: Iterable[str]) -> str:
-    """Return the name in other libraries from which `name` differs by about one letter; '' if there is none,
-    or if one of the `known` names is as similar."""
-    near = difflib.get_close_matches(name.lower(), [*other_names(), *known], 1, 0.85)
-    return near[0] if near and near[0] != name.lower() and near[0] not in known else ""
-
-
 def other_option(group: str, option: str) -> str:
     """Return what to type for an option of a group as named in other libraries, or '' if it is unknown."""
     options: dict[str, str] = _content()["options"].get(group, {})
@@ -294,10 +264,6 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
-    in_part = near_by and nearest(leaf, beside)
-    if not elsewhere and not in_part and (meant := misspelled(leaf, beside)):
-        found = unknown_key(key.removesuffix(leaf) + meant, value, keys)
-        return InputError(found.message.replace(str(found.key), key, 1), code=found.code, key=key)
     near = elsewhere or [beside[name] for name in nearest(leaf, beside, 3)]
     if near or parent not in keys:
         hint = suggested((near or nearest(key, keys, 3))[:3])

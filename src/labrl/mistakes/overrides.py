@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import hydra
@@ -16,7 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.keys import key_of, split_override, values_of
+from labrl.config.keys import key_of, values_of
 from labrl.envs.games import env_of
 from labrl.errors import Code, InputError, LabrlError, first_line
 from labrl.mistakes.names import (
@@ -36,9 +35,6 @@ SYNTAX = (
     "Write key=value; lists as [1,2], groups of keys as {a: 1, b: 2}, and values with spaces or special "
     "characters in quotes, as in 'key=\"a value\"'"
 )
-
-UPDATES = ("gradient_steps", "train_freq")
-"""Keys of Stable-Baselines3 that together are the number of updates per step of all environments."""
 
 
 def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) -> LabrlError:
@@ -72,13 +68,15 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
     except Exception as refused:
         return _wrong_choice(refused, choices, loader)
     known = all_keys(cfg)
-    values = {key.rpartition(".")[2]: value for key, value in map(split_override, overrides)}
     # With a plus, the key may be new.
     unknown = [
         one for one in keys if not one.is_add() and re.sub(r"\[\d+\]", "", one.key_or_group) not in known
     ]
     if unknown:
-        return InputError.of(_unknown_key(one, values, known) for one in unknown)
+        texts = [str(one.input_line).partition("=")[2] for one in unknown]
+        return InputError.of(
+            unknown_key(one.key_or_group, text, known) for one, text in zip(unknown, texts, strict=True)
+        )
     if several:
         key, override = several[0].key_or_group, str(several[0].input_line)
         fix = f"Write labrl -m '{override}' for an experiment or a search"
@@ -162,20 +160,3 @@ def _wrong_choice(error: Exception, choices: Sequence[Override], loader: ConfigL
         why = f"no such group.{suggested(nearest(group, _groups(loader), 3))}"
     fix = "To list groups and options, type labrl --help"
     return InputError.about(override, why, fix, code=cast("Code", code), key=group)
-
-
-def _unknown_key(one: Override, given: Mapping[str, str], known: Sequence[str]) -> InputError:
-    """Return the error for a key that is not among the `known` ones.
-
-    given: all values of the command line, by the last part of their keys.
-    """
-    key, value = one.key_or_group, str(one.input_line).partition("=")[2]
-    numbers = {name: int(text) for name, text in given.items() if re.fullmatch(r"-?\d+", text)}
-    if key.rpartition(".")[2] not in UPDATES or not numbers.keys() >= set(UPDATES):
-        return unknown_key(key, value, known)
-    # Alone, each of the two would have another meaning. gradient_steps=-1 means 1 update per frame.
-    steps, every = (numbers[name] for name in UPDATES)
-    num_envs = numbers.get("n_envs", numbers.get("num_envs", 1))
-    rate = str(Fraction(steps, max(every * num_envs, 1)) if steps >= 0 else 1)
-    found = unknown_key(f"agent.{UPDATES[0]}", rate, known)
-    return InputError(found.message.replace(str(found.key), key, 1), code=found.code, key=key)

@@ -178,23 +178,16 @@ def printing_to(path: Path | None) -> Iterator[None]:
 @contextlib.contextmanager
 def labeled_output(label: str) -> Iterator[None]:
     """Context manager: begin each line of the output with a label."""
-    streams = LabeledLines(sys.stdout), LabeledLines(sys.stderr)
-    for stream in streams:
-        stream.label = label
-    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
-        try:
-            yield
-        finally:
-            for stream in streams:
-                stream.close()
+    output, errors = LabeledLines(sys.stdout, label), LabeledLines(sys.stderr, label)
+    with output, errors, contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        yield
 
 
 class LabeledLines(io.TextIOBase):
     """A stream that writes complete lines, each with the label of its trial, and is not a terminal."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.label = ""
-        self._stream = stream
+    def __init__(self, stream: TextIO, label: str = "") -> None:
+        self._stream, self._label = stream, label
         self._begun = ""
 
     def writable(self) -> bool:
@@ -204,24 +197,14 @@ class LabeledLines(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write the complete lines in `text`, and keep the rest. Return the number of characters."""
         *lines, self._begun = (self._begun + text).split("\n")
-        if lines:
-            labeled = (redact(f"{self.label}{line}") if line.strip() else "" for line in lines)
-            self._pass_on("".join(f"{line}\n" for line in labeled))
+        labeled = (redact(f"{self._label}{line}") if line.strip() else "" for line in lines)
+        with contextlib.suppress(OSError, ValueError):  # A closed output must not end training.
+            self._stream.write("".join(f"{line}\n" for line in labeled))
+            self._stream.flush()
         return len(text)
-
-    def flush(self) -> None:
-        """Flush the stream. An incomplete line is kept until its end is written or the stream is closed."""
-        self._pass_on("")
 
     def close(self) -> None:
         """Close the stream after writing an incomplete line, if there is one."""
         if self._begun:
             self.write("\n")
         super().close()
-
-    def _pass_on(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            pass  # A closed output must not end training.

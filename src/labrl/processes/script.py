@@ -12,7 +12,7 @@ import importlib
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -62,33 +62,23 @@ def refuse_main(env_id: str | None, why: str) -> None:
         raise InputError.about(place, f"{home} {why} cannot import", fix, code="target")
 
 
-def registering_modules() -> list[str]:
-    """Return the modules that have registered environments in Gymnasium, which a new process must import."""
-    found = set()
+def surroundings() -> dict[str, Any]:
+    """Return what another process of the run needs of this one, as plain data: the secrets, and the places
+    and names of the modules that have registered environments. None of this is ever written to a file."""
+    modules = set()
     for home in _homes().values():
         # A package may register environments whose modules it imports only when they are made.
         while home and home not in sys.modules:
             home = home.rpartition(".")[0]
-        found.add(home)
-    return sorted(found - {"", MAIN})
-
-
-def surroundings() -> dict[str, Any]:
-    """Return what another process of the run needs of this one, as plain data: the secrets, and the places
-    and names of modules. None of this is ever written to a file."""
-    return {"secrets": dict(remembered), "path": sys.path, "modules": registering_modules()}
+        modules.add(home)
+    return {"secrets": dict(remembered), "path": sys.path, "modules": sorted(modules - {"", MAIN})}
 
 
 def take_surroundings(given: Mapping[str, Any]) -> None:
     """Apply the `surroundings` of another process to this process."""
     remembered.update(given["secrets"])
     sys.path += [folder for folder in given["path"] if folder not in sys.path]
-    take_registered(given["modules"])
-
-
-def take_registered(modules: Iterable[str]) -> None:
-    """Import the modules that have registered environments in another process."""
-    for module in modules:
+    for module in given["modules"]:
         with contextlib.suppress(Exception, SystemExit), importing(module):
             importlib.import_module(module)
 

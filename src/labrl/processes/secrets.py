@@ -57,7 +57,7 @@ _pairs = re.compile(
 _reference = re.compile(rf"(?:{_interpolation})+|<\w+>").fullmatch
 _item = re.compile(rf"(?:{_interpolation}|[^,])+").match
 _ends = re.compile(r"[ \t]*(?:[,}\]\r\n]|$)").match
-_override = re.compile(r"[+~]*([\w./-]+)=(.*)", re.DOTALL).fullmatch
+_override = re.compile(r"[+~]*([\w./-]+)=(.*)").fullmatch
 _SECRET_FILE = (
     r"(?!.*\.(?:example|sample|template|dist|pub)$)(?:\.env(?:\..*)?|.*\.env|[._]netrc|id_(?:rsa|dsa|ecdsa|ed25519).*"
     r"|.*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg|ovpn)|\.(?:pgpass|npmrc|pypirc|htpasswd|git-credentials"
@@ -131,7 +131,27 @@ def restore(node: Any, key: str = "") -> Any:
     mistake for each secret that is found in neither.
     """
     missing: list[InputError] = []
-    restored = _restored(node, key, _known(), is_secret(key), missing)
+    known = _known()
+
+    def fill(node: Any, key: str, hidden: bool) -> Any:
+        if isinstance(node, Mapping):
+            below = f"{key}." if key else ""
+            names = {name: hidden or is_secret(str(name)) for name in node}
+            return {name: fill(node[name], f"{below}{name}", names[name]) for name in node}
+        if isinstance(node, list):
+            return [fill(inner, f"{key}[{index}]", hidden) for index, inner in enumerate(node)]
+        if not isinstance(node, str) or MASK not in node:
+            if isinstance(node, str | int | float) and _redacted(node, known, key, hidden) != node:
+                remembered[key] = node
+            return node
+        name = variable(key)
+        if key not in remembered and name not in os.environ:
+            why = f"{MASK} stands for a secret, which is not recorded"
+            fix = f"Set the environment variable {name} to the complete value, or type {key}=<value>"
+            missing.append(InputError.about(f"{key}={node}", why, fix, code="missing"))
+        return remembered.get(key, os.environ.get(name, node))
+
+    restored = fill(node, key, is_secret(key))
     if missing:
         raise InputError.of(missing)
     return restored
@@ -148,43 +168,6 @@ class RedactingFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a log record, without secrets."""
         return redact(super().format(record))
-
-
-def _below(key: str, name: Any) -> str:
-    if isinstance(name, int):
-        return f"{key}[{name}]"
-    return f"{key}.{name}" if key else str(name)
-
-
-def _restored(
-    node: Any, key: str, known: re.Pattern[str] | None, hidden: bool, missing: list[InputError]
-) -> Any:
-    """Return `node` with its secrets filled in, and add an error to `missing` for each unknown secret.
-
-    hidden: whether the key of `node`, or a key above it, names a secret.
-    """
-    if isinstance(node, Mapping):
-        return {
-            name: _restored(inner, _below(key, name), known, hidden or is_secret(str(name)), missing)
-            for name, inner in node.items()
-        }
-    if isinstance(node, list):
-        return [
-            _restored(inner, _below(key, index), known, hidden, missing) for index, inner in enumerate(node)
-        ]
-    if not isinstance(node, str) or MASK not in node:
-        if isinstance(node, str | int | float) and _redacted(node, known, key, hidden) != node:
-            remembered[key] = node
-        return node
-    if key in remembered:
-        return remembered[key]
-    name = variable(key)
-    if name in os.environ:
-        return os.environ[name]
-    why = f"{MASK} stands for a secret, which is not recorded"
-    fix = f"Set the environment variable {name} to the complete value, or type {key}=<value>"
-    missing.append(InputError.about(f"{key}={node}", why, fix, code="missing"))
-    return node
 
 
 def _known() -> re.Pattern[str] | None:
@@ -207,44 +190,33 @@ def _pattern(values: frozenset[str]) -> re.Pattern[str]:
 
 def _redacted(content: Any, known: re.Pattern[str] | None, name: str = "", hidden: bool = False) -> Any:
     """Return `content` without secrets. name: key of `content`; hidden: whether a key names a secret."""
-    if isinstance(content, str):
-        if hidden and _hides(name, content):
-            return MASK
-        return _redacted_text(content, known)
     if isinstance(content, Mapping):
         return {
             key: _redacted(value, known, str(key), hidden or is_secret(str(key)))
             for key, value in content.items()
         }
     if isinstance(content, list | tuple):
-        return [_redacted_item(one, known, name, hidden) for one in content]
-    if hidden and isinstance(content, int | float) and not isinstance(content, bool):
-        return MASK if _hides(name, str(content)) else content
+        return [_redacted(one, known, name, hidden) for one in content]
+    if isinstance(content, bool) or not isinstance(content, str | int | float):
+        return content
+    if hidden and _hides(name, str(content)):
+        return MASK
+    if isinstance(content, str):
+        content = _without_values(content, known)
+        found = _override(content)  # its value extends to the end
+        if found and is_secret(found[1]) and _hides(found[1], found[2]):
+            return content[: found.start(2)] + MASK
+        return _pairs(_without_value, content) if _hint(content) else content
     return content
 
 
-def _redacted_item(item: Any, known: re.Pattern[str] | None, name: str, hidden: bool) -> Any:
-    """Return an item of a list without secrets. If it is an override, its value extends to the item's end."""
-    found = _override(item) if isinstance(item, str) and _hint(item) else None
-    if found and is_secret(found[1]) and _hides(found[1], found[2]):
-        return item[: found.start(2)] + MASK
-    return _redacted(item, known, name, hidden)
-
-
-def _redacted_text(text: str, known: re.Pattern[str] | None) -> str:
-    text = _without_values(text, known)
-    return _pairs(_without_value, text) if _hint(text) else text
-
-
 def _without_values(text: str, known: re.Pattern[str] | None) -> str:
+    """Return a text without the passwords of URLs and without values of secrets."""
     if "://" in text:
-        text = _login(_without_login, text)
+        text = _login(
+            lambda found: f"{user}:{MASK}@" if (user := found[1] or found[2]) else f"{found[3]}{MASK}@", text
+        )
     return text if known is None else known.sub(MASK, text)
-
-
-def _without_login(found: re.Match[str]) -> str:
-    user = found[1] or found[2]
-    return f"{user}:{MASK}@" if user else f"{found[3]}{MASK}@"
 
 
 def _without_value(found: re.Match[str]) -> str:
@@ -264,9 +236,6 @@ def _without_value(found: re.Match[str]) -> str:
 
 def _hides(name: str, value: str) -> bool:
     """Return whether a value must be masked, given that its name is the name of a secret."""
-    if value.lower() in ("", "null", "none", "true", "false", "???", MASK):
-        return False
-    if _reference(value.strip("'\"")):
-        return False
+    is_word = value.lower() in ("", "null", "none", "true", "false", "???", MASK)
     is_count = "token" in name.lower() and re.fullmatch(r"[\d.]+", value)
-    return not is_count
+    return not (is_word or is_count or _reference(value.strip("'\"")))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from types import FrameType, ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from labrl.errors import INTERRUPTED, TERMINATED
 
@@ -35,75 +35,48 @@ class Stopped(KeyboardInterrupt):
     exit_code = exit_code_of(None)
 
 
-Handler = Callable[[int, FrameType | None], None]
-
-
 @contextlib.contextmanager
-def signals_leave(message: str = "") -> Iterator[None]:
-    """Context manager: make each of SIGNALS that has no other handler end the process at once.
+def signals_raise(name: str = "labrl") -> Iterator[None]:
+    """Context manager: make those SIGNALS that have no handler from outside this module raise
+    KeyboardInterrupt or Stopped.
 
-    From then on, if SAVE has no handler, it has no effect on this process and the processes that it starts.
+    On a second Ctrl-C, the process ends at once. So it does during an import, in which raising an exception
+    would not work, because C extensions swallow it (PyTorch would continue without NumPy). From then on, if
+    SAVE has no handler, it has no effect on this process and the processes that it starts.
 
-    Use this while there is nothing to save yet. Raising an exception would not work during imports, because C
-    extensions swallow it (PyTorch would continue without NumPy, pydantic would report a schema error).
-
-    message: line that is written to standard error when a signal arrives.
+    name: name of the command in the line that is printed if the process ends at once.
     """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError):
-            os.write(2, message.encode())
-        leave_at_once(number)
-
-    if signal.getsignal(SAVE) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-        signal.signal(SAVE, signal.SIG_IGN)
-    with _handling(leave):
+    if threading.current_thread() is not threading.main_thread():
         yield
-
-
-@contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """Context manager: make those SIGNALS that have no other handler raise KeyboardInterrupt or Stopped.
-
-    During an import, and on a second Ctrl-C, the process ends at once.
-    """
+        return
     came = False
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal came
         if _is_importing(frame) or (came and number == signal.SIGINT):
             with contextlib.suppress(OSError):
-                os.write(2, b"labrl: interrupted\n")
+                os.write(2, f"{name}: interrupted\n".encode())
             leave_at_once(number)
         if not came:
             came = True
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped
 
-    with _handling(handle):
-        yield
-
-
-@contextlib.contextmanager
-def _handling(handler: Handler) -> Iterator[None]:
-    """Handle with `handler` those SIGNALS that have no handler from outside this module."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    if signal.getsignal(SAVE) is signal.SIG_DFL:
+        signal.signal(SAVE, signal.SIG_IGN)
     free = (signal.SIG_DFL, signal.default_int_handler, *_own_handlers)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    ours = [number for number in SIGNALS if before[number] in free]
-    _own_handlers.append(handler)
-    for number in ours:
-        signal.signal(number, handler)
+    before = {number: found for number in SIGNALS if (found := signal.getsignal(number)) in free}
+    _own_handlers.append(handle)
     try:
+        for number in before:
+            signal.signal(number, handle)
         yield
     finally:
-        for number in ours:
-            signal.signal(number, before[number])
-        _own_handlers.remove(handler)
+        for number, found in before.items():
+            signal.signal(number, found)
+        _own_handlers.remove(handle)
 
 
-_own_handlers: list[Handler] = []
+_own_handlers: list[Any] = []
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -5,29 +5,41 @@ A checkpoint is a folder, which `CheckpointStore.write` makes appear as a whole.
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import json
-import math
+import logging
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from labrl.processes.secrets import redact
 
+_log = logging.getLogger(__name__)
+
 
 def sync_file(path: Path) -> None:
     """Wait until the content of a file, or the list of files in a folder, would survive a power failure. Do
-    nothing if `path` does not exist."""
+    nothing if `path` does not exist. On a file system that cannot sync folders, a warning is logged once."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+        _warn_of_folders(os.strerror(error.errno))
     finally:
         os.close(descriptor)
+
+
+@functools.cache
+def _warn_of_folders(why: str) -> None:
+    _log.warning("folders cannot be synced here (%s): a power failure may lose the newest files", why)
 
 
 def write_synced(path: Path, content: bytes | memoryview) -> None:
@@ -108,16 +120,10 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 def write_json(path: Path, content: Any, durable: bool = True) -> None:
     """Replace the file `path` atomically with `content` as indented JSON without secrets. Numbers that are
     not finite become null."""
-    text = json.dumps(as_known_to_json(redact(content)), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomic(path, text + "\n", durable)
+    write_atomic(path, json.dumps(as_json(redact(content)), indent=2, ensure_ascii=False) + "\n", durable)
 
 
-def as_known_to_json(content: Any) -> Any:
-    """Return a copy of nested data with None in place of nan and infinity, which JSON does not have."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, Mapping):
-        return {name: as_known_to_json(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [as_known_to_json(value) for value in content]
-    return content
+def as_json(content: Any) -> Any:
+    """Return nested data as they are read back from JSON: with lists in place of tuples, text as keys, and
+    None in place of nan and infinity, which JSON does not have."""
+    return json.loads(json.dumps(content), parse_constant=lambda name: None)

@@ -37,13 +37,6 @@ kept checkpoints."""
 _log = logging.getLogger(__name__)
 
 
-def frames_in(checkpoints: Path) -> list[int]:
-    """Return the frames at which a folder has a checkpoint, complete or not, newest first. No files are
-    read."""
-    found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in checkpoints.glob("frame_*"))
-    return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint that has been loaded. Its tensors are on the CPU; large tensors are mapped from
@@ -111,18 +104,18 @@ class CheckpointStore:
         self,
         frame: int,
         packed: Any,
-        best: bool = False,
+        best: int | None = None,
         owed: int | None = None,
         keep: bool = False,
         replay: Path | None = None,
     ) -> Path:
-        """Write a packed state as the checkpoint of `frame`, which is the best one so far if `best`. Return
-        its folder.
+        """Write a packed state as the checkpoint of `frame`. Return its folder.
 
-        Once the new checkpoint is on disk, checkpoints that are no longer needed are removed, except that of
-        frame `owed`, which `declare_best` may still need. If `keep`, the checkpoint is never removed, and
-        includes the files in the folder `replay`, which training replaces. Raises OSError if the disk fails;
-        the earlier checkpoints then still exist.
+        best: frame of the best checkpoint so far; by default, that of the newest one. Once the new checkpoint
+        is on disk, checkpoints that are no longer needed are removed, except that of frame `owed`, which
+        `declare_best` may still need. If `keep`, the checkpoint is never removed, and includes the files in
+        the folder `replay`, which training replaces. Raises OSError if the disk fails; the earlier
+        checkpoints then still exist.
         """
         import torch  # takes a second to import, and is not needed to inspect a folder
 
@@ -140,7 +133,8 @@ class CheckpointStore:
             file = HashedFile(temporary / STATE)
             # Written directly to disk, because a rollout of images takes tens of megabytes.
             torch.save(packed, cast(IO[bytes], file))
-            facts = {"frame": frame, "best": frame if best else self.best_frame(), "keep": keep}
+            there = best == frame or best in self.frames()
+            facts = {"frame": frame, "best": best if there else self.best_frame(), "keep": keep}
             manifest = {"format_version": FORMAT_VERSION, **facts, "files": {STATE: file.finish()}}
             write_synced(temporary / MANIFEST, _as_json(manifest))
             sync_file(temporary)
@@ -203,8 +197,10 @@ class CheckpointStore:
         return Checkpoint(path, int(manifest["frame"]), state, manifest["files"][STATE]["sha256"])
 
     def frames(self) -> list[int]:
-        """Return the frames at which there is a checkpoint, complete or not, newest first."""
-        return frames_in(self.folder)
+        """Return the frames at which there is a checkpoint, complete or not, newest first. No files are
+        read."""
+        found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in self.folder.glob("frame_*"))
+        return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
 
     def newest_whole_frame(self) -> int | None:
         """Return the frame of the checkpoint that `latest` loads; None if there is none. Broken checkpoints

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
 from labrl.run.atomic import write_json
-from labrl.run.find import is_run, load_run, runs_below
+from labrl.run.find import is_run, load_run
 from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, Status, now, read_json
 from labrl.run.lock import LOCK, FolderLock
 from labrl.run.run import MARKER as RUN_MARKER
@@ -96,13 +96,8 @@ class Experiment(Folder):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Return the experiment in `folder` with its runs. If `folder` is not an experiment folder, return
-        all runs below it as an experiment.
-
-        Raises InputError if there is no run, and DamagedFileError if `experiment.json` is damaged.
-        """
-        experiment = cls(Path(os.path.abspath(Path(folder).expanduser())))
-        experiment.check_format()
+        """Return the experiment in `folder` with its runs. Raises the errors of `open` and of runs."""
+        experiment = cls.open(Path(folder).expanduser())
         experiment.runs  # noqa: B018 (raises the errors)
         return experiment
 
@@ -149,15 +144,9 @@ class Experiment(Folder):
         with self.writing, self.errors.tolerated(self.marker):
             write_json(self.marker, signed(redact(self.read_info())))
 
-    @cached_property
-    def info(self) -> dict[str, Any]:
-        """Content of `experiment.json`; empty if there is none."""
-        return self.read_info() if self.marker.exists() else {}
-
     @property
     def runs(self) -> list[Run]:
-        """The runs of the trials that have started, ordered by trial number, or by start time if they have no
-        numbers."""
+        """The runs of the trials that have started, ordered by trial number."""
         return self._runs[0]
 
     @property
@@ -167,42 +156,35 @@ class Experiment(Folder):
 
     @cached_property
     def _runs(self) -> tuple[list[Run], list[str]]:
-        if not self.info:
-            return runs_below(self.path), []
         runs: list[Run] = []
-        warnings: list[str] = []
-        refusal = None
-        try:
-            for trial in self.info.get("trials", []):
-                number, name, status, reason = map(trial.get, ("number", "folder", "status", "error"))
-                if name is not None and is_run(self.path / name):
-                    try:
-                        runs.append(load_run(self.path / name))
-                    except LabrlError as error:
-                        warnings.append(f"trial {number}: {error}")
-                        refusal = error if isinstance(error, InputError) else refusal
-                elif status != "waiting":
-                    warnings.append(
-                        f"trial {number} has no run folder" + (f": {first_line(reason)}" if reason else "")
-                    )
-        except AttributeError as error:
-            raise DamagedFileError.about(self.marker, f"it cannot be read: {error}") from error
-        if refusal is not None and not runs:
-            raise refusal
-        return runs, warnings
+        warnings: dict[str, LabrlError | None] = {}
+        for trial in self.info.get("trials", []):
+            if not isinstance(trial, dict):
+                raise DamagedFileError.about(self.marker, f"it cannot be read: a trial is {trial}")
+            number, reason = trial.get("number"), trial.get("error")
+            path = self.path / str(trial.get("folder"))
+            try:
+                if is_run(path):
+                    runs.append(load_run(path))
+                elif trial.get("status") != "waiting":
+                    why = f": {first_line(reason)}" if reason else ""
+                    warnings[f"trial {number} has no run folder{why}"] = None
+            except LabrlError as error:
+                warnings[f"trial {number}: {error}"] = error
+        for refusal in warnings.values():
+            if isinstance(refusal, InputError) and not runs:
+                raise refusal
+        return runs, list(warnings)
 
     @property
     def status(self) -> str:
-        """Status of the experiment, as in `Run.status`; if no status is recorded, the worst status of the
-        experiment's runs."""
-        statuses = [run.status for run in self.runs]
-        said = self.info.get("status")
-        if said in (None, "running"):
-            alive = "running" in statuses or FolderLock(self.path).holder() is not None
-            order = ("failed", "killed", "interrupted", "finished")
-            worst = next((status for status in order if status in statuses), "killed")
-            return "running" if alive else "killed" if said else worst
-        return str(said)
+        """Recorded status of the experiment, but `killed` if it is recorded as running and no process runs it
+        or one of its trials."""
+        said = str(self.info.get("status"))
+        alive = said == "running" and (
+            FolderLock(self.path).holder() or any(run.status == "running" for run in self.runs)
+        )
+        return "killed" if said == "running" and not alive else said
 
     def number_of(self, run: Run) -> int | None:
         """Return the number of the trial whose run is `run`; None for other runs, such as those that confirm
@@ -232,17 +214,14 @@ def discard_refused(folder: Path, before: set[str] | None) -> None:
     before: the names in the folder before the experiment; None if the folder did not exist. New files whose
     names labrl does not use belong to someone else and are kept.
     """
+    own = (EXPERIMENT_MARKER, LOCK, ".submitit")
     for path in folder.iterdir():
-        if path.name in (before or ()):
-            continue
-        if path.is_file() and (path.name in (EXPERIMENT_MARKER, LOCK) or path.name.startswith(STUDY_FILE)):
-            path.unlink()
-        elif path.name == ".submitit" or (
-            path.is_dir()
-            # the folder of a trial whose process wrote nothing but its log
-            and not any(file.is_file() and file.name != TRIAL_LOG for file in path.rglob("*"))
+        # A folder of a trial whose process wrote nothing but its log.
+        empty = all(file.name == TRIAL_LOG or file.is_dir() for file in path.rglob("*"))
+        if path.name not in (before or ()) and (
+            path.name in own or path.name.startswith(STUDY_FILE) or (path.is_dir() and empty)
         ):
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     if before is None:
         with suppress(OSError):
             folder.rmdir()

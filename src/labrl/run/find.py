@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from labrl.errors import InputError, LabrlError
-from labrl.run.folder import PROVENANCE
 from labrl.run.run import MARKER, Run
 
 DEEPEST = 4
@@ -25,14 +24,15 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     DamagedFileError if a file that describes the run is missing or damaged.
     """
     path = Path(folder).expanduser()
-    first = next(_folders(path), None)
-    if first == path:
-        return _loaded(path)
-    if (path.parent / MARKER).exists():
+    if is_run(path):
+        run = Run.open(path)
+        run.provenance  # noqa: B018 (raises DamagedFileError)
+        return run
+    if is_run(path.parent):
         raise InputError.usage(path, "it is part of a run", f"Name the run folder, {path.parent}")
-    if first is not None:
+    for first in _folders(path):
         raise InputError.usage(path, "it contains several runs", f"Name one of them, such as {first}")
-    raise _no_run(path)
+    raise _no_run(str(path))
 
 
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
@@ -46,33 +46,21 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """
     found: dict[Path, Run] = {}
     without: list[str] = []
-    texts = [os.path.expanduser(os.fspath(place)) for place in places]
-    for text in texts:
+    for text in (os.path.expanduser(os.fspath(place)) for place in places):
         if not text.strip():
             why = "it is empty, perhaps because a shell variable is not set"
             raise InputError.missing("folder", why, "Name a run folder")
-        literal = os.path.exists(text) or not glob.has_magic(text)
-        paths = [Path(one) for one in ([text] if literal else sorted(glob.glob(text)))]
-        if not paths:
-            raise InputError.not_found(Path(text), "it matches no file or folder")
+        matches = [text] if os.path.exists(text) else sorted(glob.glob(text))
         runs: list[Run] = []
-        for path in paths:
-            first, part = next(_folders(path), None), literal and (path.parent / MARKER).exists()
-            if first == path or part or not path.exists():
-                runs.append(load_run(path))
-            elif first is not None or (literal and len(texts) == 1):
-                runs += runs_below(path) if path.is_dir() else [load_run(path)]
-            elif literal:
-                without.append(text)
-        if not literal and not runs:
-            raise InputError.not_found(Path(text), "it matches no labrl run")
-        for run in runs:
-            found.setdefault(run.path.resolve(), run)
+        for path in map(Path, matches):
+            runs += [load_run(path)] if is_run(path) or is_run(path.parent) else runs_below(path)
+        if not matches:
+            raise _no_run(text)
+        if not runs:
+            without.append(text)
+        found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
     if without and not found:
-        fix = f"Name folders that contain a {MARKER}, directly or in their subfolders"
-        raise InputError.about(
-            ", ".join(without), "no labrl run was found there", fix, code="not-found", key=without[0]
-        )
+        raise _no_run(*without)
     if without:
         _log.warning("skipped, because it contains no run: %s", ", ".join(without))
     return list(found.values())
@@ -81,30 +69,24 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
 def runs_below(path: Path) -> list[Run]:
     """Return the runs below a folder from the oldest to the newest. Damaged runs are skipped with a warning.
 
-    Raises InputError if there is no run.
+    Raises InputError if all runs are in a format that cannot be read.
     """
     runs, refusals = [], []
     for folder in _folders(path):
         try:
-            runs.append(_loaded(folder))
+            runs.append(load_run(folder))
         except LabrlError as error:
             refusals.append(error)
-    if not runs:
-        raise next((one for one in refusals if isinstance(one, InputError)), None) or _no_run(path)
     for refusal in refusals:
+        if not runs and isinstance(refusal, InputError):
+            raise refusal
         _log.warning("skipped: %s", refusal)
     return sorted(runs, key=lambda run: (run.created, run.path))
 
 
 def is_run(path: Path) -> bool:
-    """Return whether `path` is a run folder, even if its marker is missing."""
-    return any((path / name).exists() for name in (MARKER, PROVENANCE))
-
-
-def _loaded(path: Path) -> Run:
-    run = Run.open(path)
-    run.provenance  # noqa: B018 (raises DamagedFileError)
-    return run
+    """Return whether `path` is a run folder."""
+    return (path / MARKER).exists()
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -112,17 +94,16 @@ def _folders(path: Path) -> Iterator[Path]:
     runs."""
     root = len(path.parts)
     for folder, below, files in os.walk(path):
-        if MARKER in files or PROVENANCE in files:
-            below.clear()
+        if MARKER in files:
             yield Path(folder)
-        elif len(Path(folder).parts) - root >= DEEPEST:
+        if MARKER in files or len(Path(folder).parts) - root >= DEEPEST:
             below.clear()
         below.sort()
 
 
-def _no_run(path: Path) -> InputError:
-    why = "it is a file" if path.exists() else "it does not exist"
-    if path.is_dir():
-        why = "it contains no labrl run" if any(path.iterdir()) else "it is empty"
-        why += f" (no {MARKER} in it or in its subfolders)"
-    return InputError.not_found(path, why, "Name a run folder, or a folder that contains runs")
+def _no_run(*places: str) -> InputError:
+    why = f"it contains no labrl run (no {MARKER} in it or in its subfolders)"
+    fix = "Name a run folder, or a folder that contains runs"
+    return InputError.not_found(
+        ", ".join(places), why if os.path.exists(places[0]) else "it does not exist", fix
+    )

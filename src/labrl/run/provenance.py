@@ -157,29 +157,24 @@ def as_yaml(content: Any) -> str:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the differences between two provenances that may change the results of a run: in code, Python
     version, processor, GPUs, and packages that this process has imported."""
-    found: list[str] = []
 
-    def note(name: str, before: Any, after: Any) -> None:
-        if before != after:
-            found.append(f"{name} {before} -> {after}")
+    def facts(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        git = {name: found for name, found in one["git"].items() if name in other["git"]}
+        own = {name: found for name, found in one["own_code"].items() if name in other["own_code"]}
+        packages = one["packages"].items()
+        return {
+            **{f"code of {name}": str(found.get("commit"))[:10] for name, found in git.items()},
+            **{f"changes in {found['root']}": str(found.get("diff_sha256"))[:10] for found in git.values()},
+            **{f"code of {name}": found for name, found in own.items()},
+            "Python": one["python"]["version"],
+            **{name: found for name, found in packages if re.sub("[-.]+", "_", name).lower() in sys.modules},
+            "processor": one["machine"].get("processor"),
+            "GPU": one["machine"].get("gpus"),
+        }
 
-    for name in sorted(then["git"].keys() & now["git"].keys()):
-        one, other = then["git"][name], now["git"][name]
-        note(f"code of {name}", str(one.get("commit"))[:10], str(other.get("commit"))[:10])
-        if one.get("commit") == other.get("commit") and one.get("diff_sha256") != other.get("diff_sha256"):
-            found.append(f"uncommitted changes in {other['root']}")
-    then_own, now_own = then["own_code"], now["own_code"]
-    for name in sorted(then_own.keys() & now_own.keys()):
-        note(f"code of {name}", then_own[name], now_own[name])
-    note("Python", then["python"]["version"], now["python"]["version"])
-    for name in {**then["packages"], **now["packages"]}:
-        versions = then["packages"].get(name), now["packages"].get(name)
-        module = re.sub(r"[-.]+", "_", name).lower()
-        if versions[0] != versions[1] and module in sys.modules:
-            note(name, *versions)
-    for name, fact in (("processor", "processor"), ("GPU", "gpus")):
-        note(name, then["machine"].get(fact), now["machine"].get(fact))
-    return found
+    before, after = facts(then, now), facts(now, then)
+    changed = (name for name in {**before, **after} if before.get(name) != after.get(name))
+    return [f"{name} {before.get(name)} -> {after.get(name)}" for name in changed]
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import time
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from labrl.config.keys import Change, changes, traits
-from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
+from labrl.errors import BusyFolderError, DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
-from labrl.run.atomic import as_known_to_json, sync_file
+from labrl.run.atomic import as_json, sync_file
 from labrl.run.folder import (
     EXPERIMENT_MARKER,
     PROVENANCE,
@@ -29,7 +28,6 @@ from labrl.run.folder import (
     Status,
     is_experiment,
     newest_provenance,
-    path_text,
     read_json,
 )
 from labrl.run.lock import LOCK, FolderLock
@@ -138,7 +136,7 @@ class Run(Folder):
         config: dict[str, Any] = self.read_provenance()["config"]
         try:
             exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
-            plain = json.loads(json.dumps(as_known_to_json(exact)))
+            plain = as_json(exact)
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # an alias may contain itself
             why = f"it cannot be read: {' '.join(str(error).split())}"
             raise DamagedFileError.about(self.config_yaml, why, _RESTORE) from error
@@ -192,7 +190,7 @@ class Run(Folder):
     @property
     def name(self) -> str:
         """Name of the run folder."""
-        return path_text(self.path.name)
+        return self.path.name
 
     @property
     def agent(self) -> str:
@@ -247,17 +245,13 @@ class Run(Folder):
     @property
     def own_code(self) -> dict[str, str]:
         """A hash for each of the user's modules that affects rows; an empty dict if none was recorded."""
-        own: dict[str, str] = self.provenance.get("own_code") or {}
-        return own
+        return dict(self.provenance.get("own_code") or {})
 
     @property
     def sessions(self) -> list[RunSession]:
         """The sessions that have started, ordered by index."""
-        names: list[str] = []
-        with suppress(OSError):  # no such folder
-            names = os.listdir(self.path)
-        found = (name.removeprefix("session_") for name in names if name.startswith("session_"))
-        return [self._session(number) for number in sorted(int(text) for text in found if text.isdigit())]
+        names = (path.name.removeprefix("session_") for path in self.path.glob("session_*"))
+        return [self._session(index) for index in sorted(int(name) for name in names if name.isdigit())]
 
     def session(self, index: int) -> RunSession:
         """Return the session with this index, and create its folder if it does not exist."""
@@ -276,17 +270,15 @@ class Run(Folder):
         option: text for messages on how to set `wanted`, with {} for its value. Raises InputError if the
         session has not started.
         """
-        sessions = self.sessions
-        if not sessions:
+        found = {session.index: session for session in self.sessions}
+        if not found:
             raise InputError.not_found(self.path, "it has no sessions yet")
         if wanted is None:
-            return max(sessions, key=lambda session: (session.best_score(), -session.index))
-        for session in sessions:
-            if session.index == wanted:
-                return session
-        numbers = ", ".join(str(session.index) for session in sessions)
-        why = f"the sessions of {self.path} are {numbers}"
-        raise InputError.about(option.format(wanted), why, code="not-found", key=key_in(option))
+            return max(found.values(), key=lambda session: (session.best_score(), -session.index))
+        if wanted not in found:
+            why = f"the sessions of {self.path} are {', '.join(map(str, found))}"
+            raise InputError.about(option.format(wanted), why, code="not-found", key=key_in(option))
+        return found[wanted]
 
     def check_buffers(self, sessions: Iterable[int], asked: str, repeat: Sequence[str] = ()) -> None:
         """Raise InputError if `labrl-clean` has removed the replay buffer of one of the sessions.
@@ -303,13 +295,12 @@ class Run(Folder):
     @cached_property
     def warnings(self) -> list[str]:
         """Messages about problems of the run and its sessions; one for all sessions with the same problem."""
-        found = []
-        if self.status == "running":
-            found.append("the run is still running: its results are not final")
-        elif self.status == "waiting":
-            found.append("the run has not started, and can be resumed")
-        elif self.status == "killed":
-            found.append("the run was killed and can be resumed")
+        told = {
+            "running": "the run is still running: its results are not final",
+            "waiting": "the run has not started, and can be resumed",
+            "killed": "the run was killed and can be resumed",
+        }
+        found = [told[self.status]] if self.status in told else []
         expected = self.config.get("meta", {}).get("max_session", 0)
         missing = sorted(set(range(expected)) - {session.index for session in self.sessions})
         if missing:
@@ -345,12 +336,8 @@ class Run(Folder):
             raise InputError.about(name, why, did_you_mean(name, names), code="unknown-option")
         found = []
         for session in self.sessions:
-            recorded = name == "episodes"
-            rows = (
-                pl.DataFrame(session.read_episodes())
-                if recorded
-                else read_frame(session.path / f"{name}.csv")
-            )
+            episodes = pl.DataFrame(session.read_episodes()) if name == "episodes" else None
+            rows = read_frame(session.path / f"{name}.csv") if episodes is None else episodes
             if rows.width > 1:
                 found.append(rows.select(pl.lit(session.index, pl.Int64).alias("session"), pl.all()))
         return pl.concat(found, how="diagonal_relaxed") if found else pl.DataFrame()
@@ -375,17 +362,19 @@ class Run(Folder):
 
         If the folder contains anything besides the files that describe the run, it is left unchanged.
         """
-        files = (self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json)
-        described = {*files, *self.path.glob("*.diff")}
-        described |= {path for session in self.sessions for path in session.start.rglob("*")}
+        own = [self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json, self.path / LOCK]
+        own += [
+            *self.path.glob("*.diff"),
+            *self.path.glob("session_*/.lock"),
+            *self.path.glob("session_*/start/**/*"),
+        ]
         found = sorted(self.path.rglob("*"), reverse=True)  # the content of a folder before the folder
-        if any(path.name != LOCK and path not in described for path in found if not path.is_dir()):
-            return
-        with suppress(OSError):  # files that remain do no harm
-            for path in found:
-                path.rmdir() if path.is_dir() else path.unlink()
-            if self.path != Path.cwd():
-                self.path.rmdir()
+        if all(path in own or path.is_dir() for path in found):
+            with suppress(OSError):  # files that remain do no harm
+                for path in found:
+                    path.rmdir() if path.is_dir() else path.unlink()
+                if self.path != Path.cwd():
+                    self.path.rmdir()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -411,7 +400,7 @@ class Run(Folder):
             try:
                 with self.lock():
                     return
-            except LabrlError:
+            except BusyFolderError:
                 if time.monotonic() > until:
                     raise
             time.sleep(0.2)

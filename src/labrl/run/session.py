@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line, key_in
 from labrl.run.atomic import write_json
-from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore, frames_in
-from labrl.run.folder import read_json
+from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore
+from labrl.run.folder import Status, read_json
 from labrl.run.lock import FolderLock
 from labrl.run.write_errors import WriteErrors
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from labrl.run.tables import Column, Table
 
 # Methods import labrl.run.tables and labrl.run.episodes late: a wrong override must not wait for NumPy.
-
-SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
 """Columns of the table of recorded episodes that follow the name of the episode."""
@@ -40,7 +38,7 @@ class SessionResult:
     """Index of the session in its trial."""
     seed: int
     """Seed of the session's random streams, derived from the trial's seed and the session's index."""
-    status: SessionStatus
+    status: Status
     """How the session ended: `finished`, `pruned` (by a search), `failed` or `interrupted`."""
     frame: int = 0
     """Number of frames that were played."""
@@ -175,9 +173,9 @@ class RunSession:
                 facts = read_episode(self.episodes / f"{name}.npz").plain()
             except LabrlError as error:
                 _log.warning("%s", error)
-                continue
-            facts["return"] = facts["episode_return"]
-            rows.append({"episode": name, **{column: facts[column] for column in EPISODE}})
+            else:
+                facts["return"] = facts["episode_return"]
+                rows.append({"episode": name, **{column: facts[column] for column in EPISODE}})
         return rows
 
     @property
@@ -198,7 +196,7 @@ class RunSession:
     def checkpoint_frames(self) -> list[int]:
         """Return the frames at which there is a checkpoint, complete or not, newest first. No files are
         read."""
-        return frames_in(self.checkpoints)
+        return self.store().frames()
 
     def choose_checkpoint(self, wanted: str, option: str = "checkpoint={}") -> tuple[Checkpoint, str]:
         """Load a checkpoint, and return it with its kind: `best`, `latest` or `chosen`.
@@ -214,27 +212,24 @@ class RunSession:
         kinds = ("best", "latest") if wanted == "default" or evaluated else (wanted,)
         for _ in range(3):  # a running session may replace checkpoints while they are read
             store = self.store()
+            load = {"best": store.best, "latest": store.latest}
             for kind in kinds:
-                load = {"best": store.best, "latest": store.latest}.get(kind)
-                found = load() if load is not None else store.at(int(kind))
+                found = load[kind]() if kind in load else store.at(int(kind))
                 if found is not None:
-                    return found, kind if load is not None else "chosen"
-        best, there = store.best_frame(), ", ".join(map(str, store.frames()))
+                    return found, kind if kind in load else "chosen"
         if store.broken:
             raise DamagedFileError.about(store.folder, f"no checkpoint is complete: {store.broken_message}")
-        if not there:
+        if not store.frames():
             why = "there is no checkpoint yet: the first is written after meta.log_frequency frames"
             raise InputError.not_found(self.checkpoints, why)
-        missing = "the session has no checkpoint at that frame"
+        why, best = "the session has no checkpoint at that frame", store.best_frame()
         if wanted == "best":
-            missing = "there is no best checkpoint, because no evaluation has finished an episode yet"
-            if self._run is not None and (episodes := self._run.config["meta"]["rigorous_eval"]):
-                missing += f" (with meta.rigorous_eval={episodes}, training episodes do not count)"
+            why = "there is no best checkpoint, because no evaluation has finished an episode yet"
         raise InputError.about(
             option.format(int(wanted) if wanted.isdecimal() else wanted),
-            f"{missing}. Session {self.index} of {self.path.parent} has checkpoints at frames "
-            f"{there}{'' if best is None else f'; the best is {best}'} (to keep more, set meta.keep_last)",
-            f"To use the latest one, write {option.format('latest')}" if wanted == "best" else "",
+            f"{why}. Session {self.index} of {self.path.parent} has checkpoints at frames "
+            f"{', '.join(map(str, store.frames()))}{'' if best is None else f'; the best is {best}'}",
+            "To keep more, set meta.keep_last" if wanted != "best" else f"Write {option.format('latest')}",
             code="not-found",
             key=key_in(option),
         )

@@ -24,11 +24,10 @@ def warnings_logged(log: Path, aloud: bool = False, errors: WriteErrors | None =
     logger = logging.getLogger("labrl")
     loud = logger.hasHandlers()
     handlers: list[logging.Handler] = [_LogFile(log, errors or WriteErrors(), aloud or loud)]
-    handlers[0].setFormatter(RedactingFormatter("%(asctime)s %(name)s: %(message)s"))
     if aloud and not loud:  # otherwise the file above would be the only handler
         handlers.append(logging.StreamHandler())
-        handlers[1].setFormatter(RedactingFormatter())
-    for handler in handlers:
+    for handler, form in zip(handlers, ("%(asctime)s %(name)s: %(message)s", None), strict=False):
+        handler.setFormatter(RedactingFormatter(form))
         handler.setLevel(logging.WARNING)
         logger.addHandler(handler)
     try:
@@ -57,20 +56,21 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record) + "\n"
         self._pending += line.encode("utf-8", "replace")
-        try:
-            write_all(self._path, self._pending)
-        except OSError:
-            if not self._printed:
-                with suppress(OSError, ValueError):
-                    sys.stderr.write(line)
+        if self._write() is not None and not self._printed:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(line)
 
     def close(self) -> None:
-        if self._pending:
-            try:
-                write_all(self._path, self._pending)
-            except OSError as error:
-                self._errors.failed(self._path, error)
+        if self._pending and (error := self._write()) is not None:
+            self._errors.failed(self._path, error)
         super().close()
+
+    def _write(self) -> OSError | None:
+        try:
+            write_all(self._path, self._pending)
+        except OSError as error:
+            return error
+        return None
 
 
 def print_warnings() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from labrl.run.atomic import as_known_to_json, sync_file
+from labrl.run.atomic import as_json, sync_file
 
 SIGNATURE = "signature"
 """Key of the signature in a signed JSON file."""
@@ -96,8 +96,7 @@ def is_own(content: Mapping[str, Any]) -> bool:
 
 def _signature(key: bytes, content: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in content.items() if name != SIGNATURE}
-    written = json.loads(json.dumps(as_known_to_json(plain)))  # as it is read from the file
-    return hmac.new(key, json.dumps(written, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key, json.dumps(as_json(plain), sort_keys=True).encode(), hashlib.sha256).hexdigest()
 
 
 def _key(create: bool) -> bytes | None:

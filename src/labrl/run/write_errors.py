@@ -25,18 +25,16 @@ class WriteErrors:
         self._reported: set[int | None] = set()
 
     @contextmanager
-    def tolerated(self, *paths: Path) -> Iterator[None]:
-        """Context manager: record an OSError from writing `paths`, and continue after the context."""
+    def tolerated(self, path: Path) -> Iterator[None]:
+        """Context manager: record an OSError from writing `path`, and continue after the context."""
         try:
             yield
         except OSError as error:
-            for path in paths:
-                self.failed(path, error)
+            self.failed(path, error)
         else:
-            for path in paths:
-                if self.lacking.pop(path, None) is not None and not self.lacking:
-                    self._reported.clear()
-                    _log.warning("all files in %s can be written again", path.parent)
+            if self.lacking.pop(path, None) is not None and not self.lacking:
+                self._reported.clear()
+                _log.warning("all files in %s can be written again", path.parent)
 
     def failed(self, path: Path, error: OSError) -> None:
         """Record that `path` could not be written, and report the cause if it has not been reported yet."""

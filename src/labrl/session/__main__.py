@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from labrl.processes.output import steady_output
-from labrl.processes.signals import signals_leave
+from labrl.processes.signals import signals_raise
 from labrl.processes.startup import collect_seldom, let_threads_sleep, name_user_and_home
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     collect_seldom()
     name_user_and_home()
     let_threads_sleep()
-    with signals_leave("labrl-session: interrupted\n"), steady_output():
+    with signals_raise("labrl-session"), steady_output():
         # Imported late: PyTorch must not be imported before its threads are told to sleep.
         from labrl.session.main import carry_out
 

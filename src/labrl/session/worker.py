@@ -17,7 +17,7 @@ from typing import Any
 
 from labrl.errors import FAILED
 from labrl.processes.script import surroundings, take_surroundings
-from labrl.processes.signals import signals_leave, signals_wait_in_children
+from labrl.processes.signals import signals_wait_in_children
 from labrl.processes.startup import collect_seldom
 from labrl.processes.worker import ParentConnection, Worker, WorkerError, worker_context
 
@@ -124,17 +124,16 @@ def workers_for(count: int) -> Iterator[list[SessionWorker]]:
 def _take_orders(parent: ParentConnection, work: str) -> None:
     """Run the sessions or trials that a `SessionWorker` orders, until the connection is closed."""
     collect_seldom()
+    module = importlib.import_module(work)
     try:
-        with signals_leave():  # while no session handles them
-            module = importlib.import_module(work)
-            while True:
-                order = parent.receive()
-                os.environ.clear()
-                os.environ.update(order["environment"])
-                take_surroundings(order)
-                answer = module.carry_out(order)
-                sys.stdout.flush()
-                sys.stderr.flush()
-                parent.send(answer)
+        while True:
+            order = parent.receive()
+            os.environ.clear()
+            os.environ.update(order["environment"])
+            take_surroundings(order)
+            answer = module.carry_out(order)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            parent.send(answer)
     finally:
         gc.freeze()  # otherwise the interpreter visits all of PyTorch's objects at exit, for 0.3 s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import compose, explain, naming_preset, prepare, resolve, to_plain
+from labrl.config.compose import compose, explain, naming_file, prepare, resolve, to_plain
 from labrl.config.edit import edit
 from labrl.config.keys import is_hydras, key_of, override_of, split_override, walk
 from labrl.errors import InputError
@@ -57,7 +57,7 @@ def configure(cfg: DictConfig | Mapping[str, Any], origin: Origin) -> Configurat
     plain = resolved(cfg, origin.choices.get("agent", ""))
     check_composed(plain)
     check_start_from(plain["start_from"]["run"], origin.overrides)
-    with naming_preset(origin.choices, origin.overrides, origin.config_dir):
+    with naming_file(origin.overrides, origin.config_dir):
         if "torch" not in sys.modules:
             doing("loading PyTorch")
         from labrl.trial.contradictions import check_keys  # imports PyTorch

@@ -124,17 +124,17 @@ def mark_due(config: TrialConfig, run: Run, indices: list[int], beginning: Begin
 
     indices: indices of the sessions; beginning: the initial weights, if they have been loaded already.
     """
-    if config.start_from.run is not None:
-        sessions = (run.session(index) for index in indices)
-        lacking = [one.index for one in sessions if not (one.start.is_dir() or one.checkpoint_frames())]
-        if lacking and (beginning := beginning or _beginning(config, lacking)) is not None:
-            beginning.write(run)
+    sessions = map(run.session, indices)
+    lacking = [one.index for one in sessions if not one.start.is_dir() and not one.checkpoint_frames()]
+    if (beginning := beginning or _beginning(config, lacking)) is not None:
+        beginning.write(run)
     run.set_status("waiting", due=indices)
 
 
 def _beginning(config: TrialConfig, indices: list[int]) -> Beginning | None:
-    """Return the weights of another run from which sessions start; None without `start_from.run`."""
-    if config.start_from.run is None:
+    """Return the weights of another run from which sessions start; None without `start_from.run`, or if no
+    session needs them."""
+    if config.start_from.run is None or not indices:
         return None
     # Imported late: most runs start from new weights.
     from labrl.trial.start_from import find_beginning

@@ -45,9 +45,6 @@ _TYPED: dict[Verb, tuple[str, str]] = {
 }
 """For each verb, the key that names the run in messages, and the command line up to the run folder."""
 
-TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswith("+"))
-"""Arguments whose value is a run folder, or `latest`."""
-
 
 def option_of(verb: Verb, name: str) -> str:
     """Return how an option is typed in the command or function of `verb`, with {} for its value."""

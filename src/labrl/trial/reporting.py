@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labrl.analysis.baselines import Baseline, baseline_path, random_baseline, read_cached
-from labrl.analysis.formats import widths_that_fit
+from labrl.analysis.formats import align_columns, shorten, widths_that_fit
 from labrl.component import Component
 from labrl.config.keys import ABSENT, changes
 from labrl.errors import LabrlError
@@ -42,9 +42,8 @@ EPISODES, SECONDS = 20, 5.0
 MOST_WARNINGS = 8
 """Maximum number of warnings that are printed on the terminal."""
 
-SHORTEST_NAME, LONGEST_WORD = 24, 14
-"""Smallest width to which names of groups are wrapped on a terminal, and largest width of a column that its
-heading alone needs."""
+SHORTEST_NAME = 24
+"""Smallest width to which names of groups are shortened on a terminal."""
 
 _log = logging.getLogger(__name__)
 
@@ -267,43 +266,32 @@ def _print(
     """Print on the terminal the table of the groups, the tables in `keys`, the warnings and the verdict.
     keys: rows of each table, by its caption."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from labrl.analysis.tables import legend, readable
     from labrl.trial.summary import say
 
     console = Console(width=None if sys.stdout.isatty() else 200)
-
-    def show(heads: Sequence[str], lines: Sequence[Sequence[str]], widths: Sequence[int | None]) -> None:
-        table = Table(box=None, pad_edge=False)
-        for name, width in zip(heads, widths, strict=True):
-            side: Any = "left" if width is None or name in ("environment", "group") else "right"
-            table.add_column(Text(name), justify=side, overflow="fold", width=width)
-        for line in lines:
-            table.add_row(*map(Text, line))
-        console.print(table)
-
-    # Headings and the names of groups are wrapped, and columns are left out on a narrow terminal.
+    # On a narrow terminal, columns are left out and the names of groups are shortened.
     heads, *body = readable(rows)
-    shortest = [max(name.split(), key=len)[:LONGEST_WORD] for name in heads]
-    places = [str(place) for place in range(len(heads))]
-    cells = [dict(zip(places, line, strict=True)) for line in (shortest, *body)]
-    one_env = ["0"] if len({line[0] for line in body}) == 1 else []
-    dispensable = [*reversed(places[4:-1]), *one_env, *places[4:][-1:]]
-    narrow = [{**line, "1": line["1"][:SHORTEST_NAME]} for line in cells]
-    widths = widths_that_fit(narrow, places, dispensable, console.width)
-    room = console.width - sum(width + 2 for place, width in widths.items() if place != "1")
-    widths["1"] = min(max(len(line["1"]) for line in cells), room)
-    kept = list(map(int, widths))
-    show([heads[place] for place in kept], [[line[p] for p in kept] for line in body], [*widths.values()])
-    if left_out := [heads[int(place)] for place in places[4:] if place not in widths]:
+    cells = [dict(zip(heads, line, strict=True)) for line in body]
+    optional, one_env = heads[4:], len({line["environment"] for line in cells}) == 1
+    dispensable = [*reversed(optional[:-1]), *["environment"] * one_env, *optional[-1:]]
+    shortest = [{**line, "group": line["group"][:SHORTEST_NAME]} for line in cells]
+    widths = widths_that_fit(shortest, heads, dispensable, console.width)
+    room = console.width - sum(width + 2 for name, width in widths.items() if name != "group")
+    table = [
+        [shorten(line[name], room) if name == "group" else line[name] for name in widths] for line in cells
+    ]
+    right = [place for place, name in enumerate(widths) if name not in ("environment", "group")]
+    for line in align_columns([list(widths), *table], right):
+        say(line, console)
+    if left_out := [name for name in optional if name not in widths]:
         say(f"the report also has {', '.join(left_out)}", console, words=True)
     for line in legend(rows):
         say(line, console, words=True)
-    for caption, table in keys.items():
-        say(f"{caption}:", console)
-        show(table[0], table[1:], [None] * len(table[0]))
+    for caption, lines in keys.items():
+        for line in (f"{caption}:", *align_columns(lines)):
+            say(line, console)
     more = f"and {len(warnings) - MOST_WARNINGS} more warnings in the report"
     for line in (*warnings[:MOST_WARNINGS], more if len(warnings) > MOST_WARNINGS else "", verdict):
         if line:

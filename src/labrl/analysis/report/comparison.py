@@ -14,7 +14,7 @@ from labrl.analysis.colors import GRAY, Style, group_styles
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, join_names, moment, number
 from labrl.analysis.groups import Group, by_env, distinguishing_keys, group_by_key, value_text
-from labrl.analysis.intervals import PAIR_MEANING, PAIR_METHODS, aggregates
+from labrl.analysis.intervals import FEWEST_FOR_BEST, PAIR_MEANING, PAIR_METHODS, aggregates
 from labrl.analysis.report.page import commit_text, relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, improvement_text, statistic_name
@@ -119,7 +119,9 @@ def comparison_report(
         "title": title,
         "subtitle": moment(info["created"]) if info.get("created") else "",
         "status": experiment.status if experiment else going_on,
-        "verdict": " ".join(verdict(search) if search else map(_verdict, entries[:MOST_VERDICTS])),
+        "verdict": " ".join(
+            verdict(search) if search else (_verdict(one, experiment) for one in entries[:MOST_VERDICTS])
+        ),
         "warnings": list(_warnings(statistics, groups, experiment)),
         "footer": str(folder),
     }
@@ -313,9 +315,9 @@ def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
     return Axis(key, log=log, whole=whole), np.log10(places) if log else places
 
 
-def _verdict(entry: Mapping[str, Any]) -> str:
+def _verdict(entry: Mapping[str, Any], experiment: Experiment | None) -> str:
     """Return a text on which group has the highest return, and on the probability that one of its seeds beats
-    a seed of the next group."""
+    a seed of the next group. If there are too few seeds to decide, also say how to add more."""
     found, env = rank_groups(entry["groups"]), entry["env"]
     if not found:
         return f"{env}: no group has a return yet."
@@ -333,7 +335,12 @@ def _verdict(entry: Mapping[str, Any]) -> str:
         return f"{sentence} In stages of seeds, {'; '.join(states)}."
     if pair is None or pair.low is None:
         return sentence
-    return f"{sentence} {improvement_text(pair, name, other['name'], best.seeds, second.seeds)}"
+    sentence += f" {improvement_text(pair, name, other['name'], best.seeds, second.seeds)}"
+    if not entry["best"] and min(best.seeds, second.seeds) < FEWEST_FOR_BEST:
+        sentence += f" At least {FEWEST_FOR_BEST} seeds of both can decide"
+        more = ",".join(map(str, range(FEWEST_FOR_BEST)))
+        sentence += f": labrl -m +resume={experiment.path} seed={more}" if experiment else "."
+    return sentence
 
 
 def _warnings(

@@ -28,7 +28,7 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.search.checks import check_pruner, settings_of
 from labrl.experiment.search.objective import Objective
-from labrl.experiment.search.options import NoPruner, SearchConfig, Settings
+from labrl.experiment.search.options import SearchConfig, Settings, start_of
 from labrl.experiment.search.search import Search, conclude
 from labrl.experiment.search.space import OF_THE_SEARCH, Recipe, Space
 from labrl.experiment.search.study import MACHINE, OWN_STUDY, Study
@@ -86,7 +86,7 @@ def search(
     exists = Experiment(path).marker.exists()
     if exists:
         _check_same(Experiment.open(path), settings.study_name or OWN_STUDY, asked.objective)
-    trials.repositories = describe_code()
+    trials.home, trials.repositories = path, describe_code()
     facts: dict[str, Any] = {
         "overrides": list(overrides),
         "hydra_overrides": trials.hydras,
@@ -211,14 +211,14 @@ def _check_same(experiment: Experiment, study_name: str, objective: str) -> None
     if info.get("kind") != "search":
         why = "this folder contains an experiment that is not a search"
         raise InputError.usage(f"hydra.sweep.dir={experiment.path}", why, "Set another folder")
-    then = info.get("search", {})
-    for key, now, before in (
-        ("hydra.sweeper.study_name", study_name, then.get("study_name", study_name)),
-        ("search.objective", objective, then.get("objective", [objective])[0]),
-    ):
-        if now != before:
-            where, fix = f"{experiment.path}, where it is {before}", "Leave out +resume and hydra.sweep.dir"
-            raise InputError.contradiction(f"{key}={now}", where, fix=fix)
+    then = {"study_name": study_name, "objective": [objective], **info.get("search", {})}
+    fix = "Leave out +resume and hydra.sweep.dir"
+    if study_name != then["study_name"]:
+        setting, where = f"hydra.sweeper.study_name={study_name}", f"the study {then['study_name']} in it"
+        raise InputError.contradiction(setting, where, fix=fix)
+    if [objective] != then["objective"]:
+        where = f"the objective of this search, {then['objective'][0]}"
+        raise InputError.contradiction(f"search.objective={objective}", where, fix=fix)
     check_experiment(experiment)
 
 
@@ -235,9 +235,9 @@ def _announce(one: Search, limit: int | None, base: TrialConfig) -> None:
     if others := [trial for trial in trials if MACHINE not in trial.user_attrs]:
         told = ", ".join(f"{trial.number} ({trial.state.name.lower()})" for trial in others)
         say(f"trials that other programs have added or asked for: {told}")
-    if not isinstance(asked.pruner, NoPruner):
-        first, frame = asked.pruner.begin(total, budget, base.eval_frames)
-        none = "" if first < total else f", so that none of these {total} can be pruned"
+    first, frame = start_of(asked.pruner, total, budget, base.eval_frames)
+    none = "" if first < total else f", so that none of these {total} can be pruned"
+    if frame < budget:
         say(f"pruning begins after {first} finished trials, and in each trial at frame {frame:,}{none}")
     searching, runs = total * base.meta.max_session * budget, 0
     if config is not None:

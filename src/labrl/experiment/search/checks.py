@@ -9,7 +9,7 @@ from labrl.config.compose import resolve, to_plain
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
-from labrl.experiment.search.options import MedianPruner, NoPruner, Pruner, Settings
+from labrl.experiment.search.options import MedianPruner, NoPruner, Pruner, Settings, start_of
 from labrl.trial.contradictions import check_keys
 
 
@@ -43,7 +43,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
     if isinstance(pruner, NoPruner):
         return
     budget, every = config.env.config.max_frame, config.eval_frames
-    trials, frame = pruner.begin(total, budget, every)
+    _, frame = start_of(pruner, total, budget, every)
     last = (budget - 1) // every * every
     if frame > last or last == 0:
         key = "n_warmup_steps" if isinstance(pruner, MedianPruner) else "min_resource"
@@ -55,6 +55,3 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
             "so no trial could be stopped",
             f"meta.eval_frequency={max(1, budget // 10)}, search.pruner.{key}=null or search/pruner=none",
         )
-    if pruner.n_startup_trials is not None and trials >= total:
-        setting, why = f"search.pruner.n_startup_trials={trials}", "no trial would be stopped"
-        raise InputError.contradiction(setting, f"meta.max_trial={total}", why, "search/pruner=none")

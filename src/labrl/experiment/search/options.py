@@ -57,22 +57,6 @@ class StartingPruner:
     """Number of trials that must have finished before any trial is stopped, >= 0; null: 5 in a search of
     fewer than 12 trials, 3 in a search of fewer than 50 trials, otherwise 0."""
 
-    def begin(self, total: int, budget: int, every: int) -> tuple[int, int]:
-        """Return the number of finished trials and the frame of a trial before which no trial is stopped.
-
-        total: number of trials of the search; budget: budget of a session in frames; every: frames between
-        evaluations.
-        """
-        _, trials, rows = next(line for line in STARTUP if total < line[0])
-        own = self.n_startup_trials
-        last = (budget - 1) // every * every
-        return trials if own is None else own, self.first_frame(min(rows * every, last), budget)
-
-    def first_frame(self, fitted: int, budget: int) -> int:
-        """Return the frame of a trial before which it is not stopped. fitted: the frame by the size of the
-        search."""
-        raise NotImplementedError
-
 
 @dataclass(kw_only=True)
 class MedianPruner(StartingPruner):
@@ -84,10 +68,6 @@ class MedianPruner(StartingPruner):
     n_warmup_steps: NonNegativeInt | None
     """Number of frames before which no trial is stopped, >= 0; null: three evaluations in a search of fewer
     than 12 trials, two in a search of fewer than 50 trials, otherwise one."""
-
-    def first_frame(self, fitted: int, budget: int) -> int:
-        """Return `n_warmup_steps`, or the fitted frame if it is null."""
-        return fitted if self.n_warmup_steps is None else self.n_warmup_steps
 
 
 @dataclass(kw_only=True)
@@ -101,10 +81,6 @@ class Halving(StartingPruner):
     reduction_factor: TwoOrMore
     """Factor by which each rung reduces the number of trials, >= 2; for hyperband also the ratio of the
     brackets' minimum resources."""
-
-    def first_frame(self, fitted: int, budget: int) -> int:
-        """Return `min_resource`, or the fitted frame if it is null."""
-        return self.min_resource or max(1, budget // 9, fitted)
 
 
 @dataclass(kw_only=True)
@@ -130,6 +106,23 @@ class HyperbandPruner(Halving):
 
 
 Pruner = Annotated[NoPruner | MedianPruner | AshaPruner | HyperbandPruner, Field(discriminator="kind")]
+
+
+def start_of(pruner: Pruner, total: int, budget: int, every: int) -> tuple[int, int]:
+    """Return the number of finished trials and the frame of a trial before which no trial is stopped.
+
+    total: number of trials of the search; budget: budget of a session in frames; every: frames between
+    evaluations.
+    """
+    if isinstance(pruner, NoPruner):
+        return total, budget
+    _, trials, rows = next(line for line in STARTUP if total < line[0])
+    fitted, own = min(rows * every, (budget - 1) // every * every), pruner.n_startup_trials
+    if isinstance(pruner, MedianPruner):
+        first = fitted if pruner.n_warmup_steps is None else pruner.n_warmup_steps
+    else:
+        first = pruner.min_resource or max(1, budget // 9, fitted)
+    return trials if own is None else own, first
 
 
 @dataclass(kw_only=True)

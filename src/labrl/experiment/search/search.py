@@ -9,7 +9,6 @@ each seed, and, after these runs, their `values` by objective.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -22,19 +21,19 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.analysis.formats import number, score
+from labrl.analysis.formats import join_names, number, score
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
 from labrl.config.compose import resolve
-from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError, first_line
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, first_line
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, recorded, run_queue
+from labrl.experiment.scheduler import RetryingQueue, run_queue
 from labrl.experiment.search.options import Confirm, SearchConfig
 from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.study import ERROR, HEARTBEAT, MACHINE, Study, is_given_up
-from labrl.experiment.summary import how_to_resume_experiment, print_experiment
+from labrl.experiment.summary import print_experiment
 from labrl.run.atomic import write_atomic
-from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord
+from labrl.run.experiment import CONFIRMING, Experiment, TrialRecord
 from labrl.run.folder import Status
 from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
@@ -76,7 +75,7 @@ class Search(RetryingQueue):
     ) -> None:
         """folder_of: function from the number of a trial to the name of its run folder; need: cores and GPUs
         of each trial; max_failure_rate: fraction of the trials that may fail."""
-        super().__init__(options.retries, Interruption())
+        super().__init__(experiment.path, options.retries, Interruption())
         self.study, self.recipe, self.experiment, self.options = study, recipe, experiment, options
         self.need, self._folder_of, self._max_failure_rate = need, folder_of, max_failure_rate
         self._pruning, self._gave_up = Pruning(), False
@@ -110,31 +109,36 @@ class Search(RetryingQueue):
             if error.code != "contradiction":
                 self.study.fail(trial.number, str(error))
                 raise
-        self.left.append(self._task(trial))
+        self.left.append(self._to_run(trial))
 
-    def next(self, has_room: Callable[[Need], bool]) -> Task | None:
+    def about(self, trial: TrialRecord) -> str:
+        """Return the searched values of a trial in one line."""
+        return values_text(trial.facts["params"])
+
+    def next(self, has_room: Callable[[Need], bool]) -> tuple[TrialRecord, Need] | None:
         """Return a trial to continue after its process died, or the next trial, if there is room."""
         if self._gave_up or not has_room(self.need):
             return None
         if self.left:
             return self.left.pop(0)
         trial = self.study.ask()
-        return None if trial is None else self._task(trial)
+        return None if trial is None else self._to_run(trial)
 
-    def done(self, task: Task, outcome: Outcome) -> None:
+    def done(self, trial: TrialRecord) -> None:
         """Tell the study the result of a trial."""
-        if outcome.status == "failed":
-            self.study.fail(task.number, outcome.error or "it failed")
+        if trial.status == "failed":
+            self.study.fail(trial.number, trial.error or "it failed")
         else:
-            self.study.finish(task.number, task.folder)
-        self._say_end(task.number)
+            self.study.finish(trial.number, self.path_of(trial))
+        self._say_end(trial.number)
 
-    def tick(self, running: Collection[Task]) -> None:
+    def tick(self, running: Collection[TrialRecord]) -> None:
         """Answer the sessions that have evaluated. If due, also record the status of the trials and give a
         heartbeat. Raises errors of the study's storage."""
-        for task in running:
-            for session in task.folder.glob("session_*"):
-                self._pruning.answer(session, partial(self.study.should_prune, task.number, task.folder))
+        for trial in running:
+            folder = self.path_of(trial)
+            for session in folder.glob("session_*"):
+                self._pruning.answer(session, partial(self.study.should_prune, trial.number, folder))
         now = time.monotonic()
         if now > self._next_record:
             self.record()
@@ -187,17 +191,11 @@ class Search(RetryingQueue):
         """Return the values of the searched keys of a trial."""
         return {key: trial.params[key] for key in self.recipe.space.distributions if key in trial.params}
 
-    def _task(self, trial: optuna.Trial) -> Task:
-        params = self.params_of(trial)
-        return Task(
-            number=trial.number,
-            overrides=self.recipe.overrides(params, self.study.trial_seed(trial.number)),
-            folder=self.experiment.path / self._folder_of(trial.number),
-            need=self.need,
-            reports_to=self.experiment.path,
-            log=TRIAL_LOG,
-            about=values_text(params),
-        )
+    def _to_run(self, trial: optuna.Trial) -> tuple[TrialRecord, Need]:
+        params, number = self.params_of(trial), trial.number
+        overrides = self.recipe.overrides(params, self.study.trial_seed(number))
+        folder, facts = self._folder_of(number), {"params": params}
+        return TrialRecord(number=number, overrides=overrides, folder=folder, facts=facts), self.need
 
     def _say_end(self, number: int) -> None:
         """Print a line about a trial that has ended. Give up if too many trials have failed."""
@@ -212,8 +210,7 @@ class Search(RetryingQueue):
             case TrialState.PRUNED:
                 what = f"{score(trial.value, 1)}, pruned at frame {frame or 0:,}"
                 # The final value of the best trial would be compared with a value of fewer frames.
-                curve = sorted(best[0].intermediate_values.items()) if best else []
-                there = next((value for at, value in curve if at >= (frame or 0)), None)
+                there = best[0].intermediate_values.get(frame or 0) if best else None
                 leader += "" if there is None else f", which had {score(there, 1)} at that frame"
             case _:
                 what = f"failed: {first_line(trial.user_attrs.get(ERROR))}"
@@ -244,34 +241,22 @@ def confirm(search: Search, launcher: TrialLauncher, interruption: Interruption)
     """Run the best trials of a complete study on fresh seeds. Return the confirmation; None if there is
     none."""
     study, config, home = search.study, search.options.confirm, search.experiment.path
-    best = study.best()
-    if config is None or not best or not study.is_complete():
+    if config is None or not study.best() or not study.is_complete():
         return None
     entry = to_confirm(config, study)
-    pruned = [f"trial {one['trial']}" for one in entry["candidates"] if one.get("pruned")]
-    top = sum(one["trial"] is not None for one in entry["candidates"])
-    say(
-        f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
-        f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
-        + (f"; includes the pruned {', '.join(pruned)}, because only {len(best)} finished" * bool(pruned))
-    )
+    names = [
+        "the default" if one["trial"] is None else f"trial {one['trial']}{' (pruned)' * ('pruned' in one)}"
+        for one in entry["candidates"]
+    ]
+    say(f"confirming {join_names(names)}, each on {config.sessions} fresh seeds")
     runs = [
         (name, search.recipe.overrides(one["params"], seed, max_session=1))
         for one in entry["candidates"]
         for name, seed in zip(one["folders"], entry["seeds"], strict=True)
     ]
-    tasks = [
-        Task(
-            number=index,
-            overrides=overrides,
-            folder=home / name,
-            need=search.need,
-            log=TRIAL_LOG,
-            label=name,
-        )
-        for index, (name, overrides) in enumerate(runs)
-    ]
-    confirming = RetryingQueue(search.options.retries, interruption, tasks)
+    trials = [TrialRecord(number=n, overrides=own, folder=name) for n, (name, own) in enumerate(runs)]
+    left = [(trial, search.need) for trial in trials]
+    confirming = RetryingQueue(home, search.options.retries, interruption, left)
     confirming.shows_progress = search.shows_progress
     run_queue(confirming, launcher, interruption)
     return None if interruption.requested else confirmed(entry, home, study)
@@ -301,8 +286,7 @@ def confirmed(entry: Mapping[str, Any], home: Path, study: Study) -> Confirmatio
     """Return the confirmation with the results of its runs.
 
     Each candidate gets its `values`, a list with the value of each run (null for an unfinished run), and
-    their `mean` (null if a run did not finish). `winner` is the trial with the best mean, and `held` tells
-    whether this was also the best trial in the search.
+    their `mean` (null if a run did not finish). `winner` is the trial with the best mean.
     """
     objective = dataclasses.replace(study.objective, num_sessions=1)
     candidates = []
@@ -322,7 +306,6 @@ def confirmed(entry: Mapping[str, Any], home: Path, study: Study) -> Confirmatio
         **entry,
         "candidates": candidates,
         "winner": None if winner is None else winner["trial"],
-        "held": None if winner is None else winner is candidates[0],
     }
 
 
@@ -350,11 +333,10 @@ def conclude(search: Search, code: int, confirmation: Confirmation | None, repor
         say("no trial has finished, so there is no best trial")
     else:
         facts["best"] = _tell_best(search, found, told)
-    states = Counter(trial.state for trial in study.trials())
-    running = states[TrialState.RUNNING] + states[TrialState.WAITING]
+    states = search.states(())
     say(
-        f"{states.total()} trials: {states[TrialState.PRUNED]} pruned, {states[TrialState.FAIL]} failed, "
-        f"{running} still running elsewhere"
+        f"{states.total()} trials: {states['pruned']} pruned, {states['failed']} failed, "
+        f"{states['running']} still running elsewhere"
     )
     frames = told["frames"]
     say(f"frames: {frames['search']:,} in the search, {frames['confirmation']:,} in the confirmation")
@@ -367,22 +349,12 @@ def conclude(search: Search, code: int, confirmation: Confirmation | None, repor
 
 
 def _tell_so_far(search: Search) -> None:
-    """Print the best trial of an interrupted search and the table of its trials, as for a grid; if no trial
-    has ended, print only how to resume."""
-    path, records, outcomes = search.experiment.path, [], {}
-    for trial in search.study.trials():
-        record = search.record_of(trial)
-        own = [f"{key}={value}" for key, value in record.facts["params"].items()]
-        records.append(dataclasses.replace(record, overrides=own))
-        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            with contextlib.suppress(LabrlError):  # The folder may be on another machine.
-                outcomes[trial.number] = recorded(Run.open(path / record.folder))
-    if not outcomes:
-        say(f"interrupted; to resume: {how_to_resume_experiment(path)}")
-        return
+    """Print the best trial of an interrupted search and the table of its trials, as for a grid."""
+    records = [search.record_of(trial) for trial in search.study.trials()]
     if told := search.note():
         say(told)
-    print_experiment(path, records, outcomes, "interrupted")
+    shown = [dataclasses.replace(one, overrides=[search.about(one)]) for one in records]
+    print_experiment(search.experiment.path, shown, "interrupted")
 
 
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString, Sweep
+from hydra.core.override_parser.types import Sweep
 from hydra.errors import OverrideParseException
 from hydra_plugins.hydra_optuna_sweeper._impl import OptunaSweeperImpl, create_params_from_overrides
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
@@ -121,18 +121,14 @@ def _parsed(override: str) -> tuple[str, Distribution] | None:
         searched, _, _ = create_params_from_overrides([override])
     except OverrideParseException as error:
         fix = (
-            "Write a searched key as key=interval(1e-5,1e-2), 'key=tag(log, interval(1e-5,1e-2))', "
-            "key=choice(1,2,4) or key=range(1,10)"
+            "Write key=interval(0.1, 1), 'key=tag(log, interval(0.1, 1))', key=choice(1,2) or key=range(1,9)"
         )
-        key = key_of(override)
-        raise InputError.about(override, "this cannot be read", fix, code="syntax", key=key) from error
+        raise InputError.about(
+            override, "this cannot be read", fix, code="syntax", key=key_of(override)
+        ) from error
     # Hydra's sweeper and Optuna raise these for ranges that cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
         why = first_line(str(error)) or "this range cannot be searched"
-        if "log" in why and "low" in why:
-            why = "a range on a logarithmic scale must begin above 0"
-        elif ("low" in why and "high" in why) or "at least one value" in why:
-            why = "the range is empty: its lower end must be less than its upper end"
         raise InputError.about(override, why, code="range", key=key_of(override)) from error
     value = OverridesParser.create().parse_override(override).value()
     if isinstance(value, Sweep) and (unknown := value.tags - {"log"}):
@@ -194,44 +190,27 @@ class Recipe:
 
     def as_yaml(self, params: Mapping[str, Any], home: Path, told: Sequence[str]) -> str:
         """Return a YAML file for the group `experiment`. told: lines of comments."""
-        parents: list[str] = []
-        groups: dict[str, str] = {}
-        keys: dict[str, Any] = {}
-        left_out = []
+        composed, keys = self.compose(params), OmegaConf.create()
+        parents, groups = [], []
+        left_out = ""
         for override in OverridesParser.create().parse_overrides(self.configuration(params)):
-            key, value = override.key_or_group, override.value()
+            key = override.key_or_group
             if override.is_delete() or override.package is not None:
-                left_out.append(redact([str(override.input_line)])[0])
+                left_out += f" {shlex.quote(redact([str(override.input_line)])[0])}"
             elif key == "experiment":
-                parents.append(str(value))  # experiment=best replaces it
+                parents.append(str(override.value()))  # experiment=best replaces it
             elif key in self.choices:
-                groups[key] = str(value)
+                groups.append({f"override /{key}": str(override.value())})
             else:
-                node, (*path, name) = keys, key.split(".")
-                for part in path:
-                    node = node.setdefault(part, {})
-                node[name] = _plain(value)
-        lines = [
-            "# @package _global_",
-            f"# labrl --config-dir {shlex.quote(str(home))} experiment=best",
-            *(f"# {line}" for line in told),
-            f"# {self.command(params)}",
-            *(
-                f"# for the command line, because a file cannot contain it: {shlex.quote(override)}"
-                for override in left_out
-            ),
+                value = OmegaConf.select(composed, key)
+                plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+                OmegaConf.update(keys, key, plain, force_add=True)
+        comments = [
+            f"labrl --config-dir {shlex.quote(str(home))} experiment=best",
+            *told,
+            self.command(params),
         ]
-        defaults = [{f"override /{group}": option} for group, option in groups.items()]
-        body = {"defaults": [*parents, "_self_", *defaults], **keys}
-        return "\n".join(lines) + "\n" + as_yaml(body)
-
-
-def _plain(value: Any) -> Any:
-    """Return the value of an override as plain data."""
-    if isinstance(value, dict):
-        return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, QuotedString):
-        return value.text
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+        if left_out:
+            comments.append(f"for the command line, because a file cannot contain it:{left_out}")
+        body = {"defaults": [*parents, "_self_", *groups], **OmegaConf.to_container(keys)}  # type: ignore[dict-item]
+        return "# @package _global_\n" + "".join(f"# {line}\n" for line in comments) + as_yaml(body)

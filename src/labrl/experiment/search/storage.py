@@ -45,18 +45,13 @@ def open_storage(url: str) -> BaseStorage:
             time.sleep(1)
             return RDBStorage(url, engine_kwargs={"connect_args": seconds})
     except Exception as error:
-        lacks = isinstance(error, ImportError)
+        setting, why = f"hydra.sweeper.storage={redact(url)}", f"it cannot be opened: {first_line(error)}"
         fix = (
             "Write sqlite:///<file>, journal:///<file>, postgresql://<user>@<host>/<database> or mysql://..."
         )
-        if lacks:
-            fix = f"Install its driver for SQLAlchemy; for PostgreSQL, {install_command('search')}"
-        raise InputError.about(
-            f"hydra.sweeper.storage={redact(url)}",
-            f"this storage cannot be opened: {first_line(error)}",
-            fix,
-            code="not-installed" if lacks else "not-found",
-        ) from error
+        lacks = isinstance(error, ImportError)
+        fix = f"Install its driver; for PostgreSQL, {install_command('search')}" if lacks else fix
+        raise InputError.about(setting, why, fix, code="not-installed" if lacks else "not-found") from error
 
 
 def _open_journal(path: Path) -> JournalStorage:

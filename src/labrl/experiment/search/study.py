@@ -22,10 +22,10 @@ from hydra_plugins.hydra_optuna_sweeper.config import TPESamplerConfig
 from omegaconf import OmegaConf
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import BaseSampler, GridSampler, NSGAIIISampler, NSGAIISampler, QMCSampler
+from optuna.samplers import BaseSampler, GridSampler, QMCSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from labrl.errors import Code, InputError, LabrlError, first_line, install_command
+from labrl.errors import InputError, LabrlError, first_line, install_command
 from labrl.experiment.search import options
 from labrl.experiment.search.objective import Objective
 from labrl.experiment.search.space import Space
@@ -81,9 +81,7 @@ class Study:
         self.space, self.objective, self._budget = space, objective, budget
         self.total, self.machine = settings.n_trials, f"{socket.gethostname()}:{home}"
         self._shared, self.url = settings.storage is not None, settings.storage or own_url(home)
-        self._n_startup_trials, first = 0, 0
-        if not isinstance(pruner, options.NoPruner):
-            self._n_startup_trials, first = pruner.begin(self.total, budget, every)
+        self._n_startup_trials, first = options.start_of(pruner, self.total, budget, every)
         self._storage = open_storage(self.url)
         self.optuna = optuna.create_study(
             study_name=settings.study_name or OWN_STUDY,
@@ -158,16 +156,13 @@ class Study:
 
     def finish(self, number: int, folder: Path) -> None:
         """Tell the value of a finished trial, or why it has none."""
-        trial = self._asked[number]
-        if self.trials()[number].state.is_finished():  # pruned
-            return
-        value = self.objective.value(folder)
+        trial, value = self._asked[number], self.objective.value(folder)
         if value is None or math.isnan(value):
             self.fail(number, "no episode ended within the budget, so there is nothing to compare")
             return
-        reports = self.objective.reports(folder)
-        if self.objective.stopped_early(folder) and max(reports) < self._budget:
+        if self.objective.stopped_early(folder) and not self.trials()[number].state.is_finished():
             # The last value counts to the end of the budget, for the pruner too.
+            reports = self.objective.reports(folder)
             trial.report(reports[max(reports)], self._budget)
             trial.should_prune()
         self.optuna.tell(trial, value, skip_if_finished=True)
@@ -263,8 +258,7 @@ def make_sampler(node: Mapping[str, Any], space: Space, seed: int) -> BaseSample
 
     A sampler with random numbers of its own is seeded anew for each trial, because its state is not stored:
     after a restart it would repeat the values of the first trials, and several machines would propose the
-    same values. Raises InputError if the sampler cannot be created, is for several objectives, or is a grid
-    over a continuous range.
+    same values. Raises InputError if the sampler cannot be created, or is a grid over a continuous range.
     """
     seed = seed if node.get("seed") is None else int(node["seed"])
 
@@ -286,14 +280,9 @@ def make_sampler(node: Mapping[str, Any], space: Space, seed: int) -> BaseSample
     except LabrlError:
         raise
     except Exception as error:
-        lacks = isinstance(error, ImportError)
-        code: Code = "not-installed" if lacks else "target"
-        fix = f"Type {install_command('search')}" if lacks else ""
         why = f"{node['_target_']} cannot be created: {first_line(error)}"
-        raise InputError.about("hydra.sweeper.sampler", why, fix, code=code) from error
-    if isinstance(sampler, NSGAIISampler | NSGAIIISampler):
-        why = f"{type(sampler).__name__} is for several objectives, but a search has one"
-        raise InputError.unsupported("hydra.sweeper.sampler", why, "hydra/sweeper/sampler=tpe")
+        fix = f"Type {install_command('search')}" if isinstance(error, ImportError) else ""
+        raise InputError.about("hydra.sweeper.sampler", why, fix, code="target") from error
     if isinstance(sampler, GridSampler):
         # It would stop a loop of `Study.optimize`.
         sampler.after_trial = lambda *result: None  # type: ignore[method-assign]

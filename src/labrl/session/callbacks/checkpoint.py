@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from labrl.errors import LabrlError
@@ -85,12 +86,11 @@ class Checkpoint(Callback):
         """Open the folder. A resumed session does not save again at the frame of its checkpoint."""
         self._store = session.folder.store(self._keep_last)
         self._handled = sys.exception()  # the caller may be handling an unrelated exception
-        if self._most_unsaved(session) < self._frequency:
-            self._frequency = self._most_unsaved(session)
-            _log.warning(
-                "checkpoints are written every %d frames, because the files in %s have no room for more",
-                *(self._frequency, session.folder.replay),
-            )
+        room = self._most_unsaved(session)
+        if room < self._frequency:
+            why = f"because the files in {session.folder.replay} have no room for more"
+            _log.warning("checkpoints are written every %d frames, %s", room, why)
+            self._frequency = room
         # The room that a step takes in files is known only after the step.
         self.frequencies = (1,) if self._in_files else self._all_frequencies()
         frame, best_frame = session.clock.frame, self._evaluate.best_frame
@@ -150,16 +150,8 @@ class Checkpoint(Callback):
             self._settle()
         self._writer.shutdown()
         if not crashed and self._refused:
-            found = self._written_frame
-            start = (
-                f"the last checkpoint, at frame {found:,}" if found else "frame 0, as there is no checkpoint"
-            )
-            raise DiskRefusesError(
-                f"no checkpoint could be written at the end, at frame {session.clock.frame:,} "
-                f"({session.folder.errors.cause}): make {session.folder.checkpoints} writable again, then "
-                f"continue with labrl +resume from {start}",
-                key=str(session.folder.checkpoints),
-            )
+            why = f", nor at the end, at frame {session.clock.frame:,}"
+            raise self._refusal(session, why, session.folder.checkpoints)
 
     def _all_frequencies(self) -> tuple[int, ...]:
         kept = () if self._keep_every is None else (self._keep_every,)
@@ -194,7 +186,7 @@ class Checkpoint(Callback):
         self._settle()
         clock, evaluate = session.clock, self._evaluate
         how: dict[str, Any] = {
-            "best": evaluate.best_frame == clock.frame,
+            "best": evaluate.best_frame,
             "owed": evaluate.owed,
             "keep": self._keeps(session),
             "replay": session.folder.replay if self._in_files else None,
@@ -223,6 +215,9 @@ class Checkpoint(Callback):
         assert self._store is not None, "start() comes before step()"
         # A power failure must not lose rows that the checkpoint counts as written.
         with folder.errors.tolerated(folder.checkpoints):
+            for table in (folder.train_csv, folder.eval_csv):
+                if table in folder.errors.lacking:  # the checkpoint would count rows that do not exist
+                    raise folder.errors.lacking[table]
             for path in (folder.train_csv, folder.eval_csv, folder.path, *folder.replay.glob("**")):
                 sync_file(path)
             self._store.write(frame, packed, **how)
@@ -241,13 +236,17 @@ class Checkpoint(Callback):
         until = self._written_frame + self._most_unsaved(session) * self._keep_last
         if self._in_files and (session.clock.frame >= until or self._room_spent > 1):
             files = session.folder.replay
-            raise DiskRefusesError(
-                f"no checkpoint could be written since frame {self._written_frame:,} "
-                f"({session.folder.errors.cause}), and further training would overwrite the parts of {files} "
-                "that the last checkpoint needs: make the folder of checkpoints writable again, then "
-                "continue from that checkpoint with labrl +resume",
-                key=str(files),
-            )
+            why = f", and training on would overwrite what it needs in {files}"
+            raise self._refusal(session, why, files)
+
+    def _refusal(self, session: SessionView, why: str, place: Path) -> DiskRefusesError:
+        found, folder = self._written_frame, session.folder
+        start = f"the last one, at frame {found:,}" if found else "frame 0"
+        return DiskRefusesError(
+            f"no checkpoint could be written since {start}{why} ({folder.errors.cause}): make "
+            f"{folder.checkpoints} writable again, then continue from there with labrl +resume",
+            key=str(place),
+        )
 
     def _declare_earlier(self, session: SessionView, evaluated: Evaluated) -> None:
         """Mark an earlier checkpoint as best, after an asynchronous evaluation."""

@@ -27,28 +27,20 @@
       default: return `${at}m-${r},0a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 -${2 * r},0z`;
     }
   }
-  function shortText(value) {
+  // A number with this many digits, in the unit that suits the largest number beside it.
+  function shortText(value, digits = 4, largest = Math.abs(value)) {
     if (!known(value)) return "–";
-    const size = Math.abs(value);
-    if (size >= 1e13) return value.toExponential(3);
-    if (size >= 1e7) return Number((value / 1e6).toPrecision(4)) + "M";
-    if (size >= 1e5) return Number((value / 1e3).toPrecision(4)) + "k";
-    if (size !== 0 && size < 1e-3) return value.toExponential(2);
-    return String(Number(value.toPrecision(size >= 1e3 ? 5 : 4)));
+    if (largest >= 1e13 || (largest > 0 && largest < 1e-3)) return value === 0 ? "0" : value.toExponential(Math.min(digits - 1, 15));
+    const [unit, letter] = largest >= 1e7 ? [1e6, "M"] : largest >= 1e5 ? [1e3, "k"] : [1, ""];
+    return value === 0 ? "0" : Number((value / unit).toPrecision(Math.min(digits, 15))) + letter;
   }
-  // The texts of the ticks of an axis, with one unit and as many digits as keep them different.
-  function tickTexts(marks) {
-    const largest = Math.max(...marks.map(Math.abs));
-    const [size, letter] = largest >= 1e13 ? [1, ""] : largest >= 1e6 ? [1e6, "M"] : largest >= 1e4 ? [1e3, "k"] : [1, ""];
-    let texts = [];
-    for (let digits = 5; digits < 16; digits++) {
-      texts = marks.map((mark) => {
-        const value = Number((mark / size).toPrecision(digits));
-        return value === 0 ? "0" : (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e13 ? value.toExponential(digits - 5) : String(value)) + letter;
-      });
-      if (new Set(texts).size === marks.length) break;
+  // The texts of the ticks of an axis, with as many digits as keep them different.
+  function tickTexts(marks, most = 15) {
+    const there = marks.filter(known), largest = Math.max(...there.map(Math.abs));
+    for (let digits = 1; ; digits++) {
+      const texts = marks.map((mark) => (known(mark) ? shortText(mark, digits, 10 * largest) : ""));
+      if (digits >= most || new Set(texts.filter(Boolean)).size === there.length && there.every((mark) => Math.abs(Number(mark.toPrecision(digits)) - mark) <= 1e-9 * largest)) return texts;
     }
-    return texts;
   }
 
   class Chart {
@@ -74,7 +66,7 @@
     extent() {
       const axis = this.spec.axes[this.axis], chosen = state.range[this.axis], marks = this.lines.some((line) => line.role === "points");
       let [x0, x1] = ends(this.lines.flatMap((line) => line.views[this.axis].x.filter(known)));
-      if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [0, axis.ticks.length - 1];
+      if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [-0.2, axis.ticks.length - 0.8];
       else if (x0 === x1) [x0, x1] = x0 ? [0, 2 * x0].sort((a, b) => a - b) : [-0.5, 0.5];
       else if (x0 > x1) [x0, x1] = [0, 1];
       else if (marks) { const pad = 0.04 * (x1 - x0); x0 -= pad; x1 += pad; }
@@ -106,20 +98,18 @@
         }
       }
       const named = axis.ticks.length > 0, soft = css("var(--soft)"), line = css("var(--line)"), font = "11px system-ui, sans-serif";
-      const scaled = (marks, log) => { const there = marks.filter(known), texts = tickTexts(log ? there.map((mark) => 10 ** mark) : there);
-        return marks.map((mark) => (known(mark) ? texts[there.indexOf(mark)] : "")); };
       const short = (names, plot) => { const most = Math.max(4, Math.floor(plot.bbox.width / devicePixelRatio / names.length / 6.8));
         return names.map((name) => (name.length > most ? `${name.slice(0, most - 1)}…` : name)); };
       this.plot?.destroy();
       this.plot = new uPlot({
-        width, height, series, bands, padding: [8, 12, 0, 0], legend: { show: false }, focus: { alpha: 0.35 },
+        width, height, series, bands, padding: [8, 24, 0, 0], legend: { show: false }, focus: { alpha: 0.35 },
         scales: { x: { time: false, range: range.x }, y: { range: range.y, distr: this.log ? 3 : 1 } },
         axes: [
-          { stroke: soft, font, labelFont: font, label: axis.label, labelSize: 14, size: 22, gap: 3, space: 70, grid: { show: false },
+          { stroke: soft, font, labelFont: font, label: axis.label, labelSize: 14, size: 22, gap: 3, space: 60, grid: { show: false },
             ticks: { stroke: line, size: 4, width: 1 }, border: { show: true, stroke: line, width: 1 },
-            ...(axis.whole || axis.log ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9] } : {}),
-            ...(named ? { splits: () => axis.ticks.map((_, i) => i), values: (plot) => short(axis.ticks, plot) } : { values: (_, marks) => scaled(marks, axis.log) }) },
-          { stroke: soft, font, size: 54, gap: 3, grid: { stroke: css("var(--grid)"), width: 1 }, ticks: { show: false }, values: (_, marks) => scaled(marks) },
+            ...(axis.whole || axis.log ? { incrs: [...(axis.log && range.x[1] - range.x[0] < 1 ? [0.1, 0.2, 0.5] : []), ...[0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((e) => [1, 2, 5].map((n) => n * 10 ** e))] } : {}),
+            ...(named ? { splits: () => axis.ticks.map((_, i) => i), values: (plot) => short(axis.ticks, plot) } : { values: (_, marks) => axis.log ? tickTexts(marks.map((mark) => 10 ** mark), 3) : tickTexts(marks) }) },
+          { stroke: soft, font, size: 54, gap: 3, grid: { stroke: css("var(--grid)"), width: 1 }, ticks: { show: false }, values: (_, marks) => tickTexts(marks) },
         ],
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => zoom(this.axis, null) } },
         hooks: {
