@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -14,20 +13,16 @@ from dqn_cases import Fork
 from on_policy_cases import (
     BOX,
     DISCRETE,
-    VECTOR,
     Recorded,
     assert_continues_exactly,
     build,
-    config_of,
     network_of,
     noise,
     play,
     rollouts,
 )
-from refusals import refused
 
-from labrl.agents.a2c import A2C, policy_objective
-from labrl.spaces import Spaces
+from labrl.agents.a2c import policy_objective
 from labrl.step import Step
 
 ADAM = "agent/optimizer=adam"
@@ -149,18 +144,3 @@ def test_a2c_learns_best_action_and_its_value(when: list[str]) -> None:
 )
 def test_restored_agent_continues_exactly(steps: int, overrides: tuple[str, ...]) -> None:
     assert_continues_exactly(lambda: build("a2c", *overrides), noise(), steps)
-
-
-def test_horizon_and_episodes_exclude_each_other() -> None:
-    env = SimpleNamespace(num_envs=4, max_frame=1000)
-    for overrides in (("agent.episodes=3",), ("agent.horizon=null",)):
-        with refused("contradiction", "agent.horizon", "agent.episodes=null", "agent.horizon=null"):
-            A2C.check_config(config_of("a2c", *overrides).agent.config, env)
-    with refused("contradiction", "env.max_frame", "env.max_frame=20"):
-        A2C.check_config(config_of("a2c").agent.config, SimpleNamespace(num_envs=4, max_frame=19))
-
-
-def test_shared_network_rejects_value_lr() -> None:
-    config = config_of("a2c", "agent.value_lr=1e-3", "agent.network.shared=true").agent.config
-    with refused("contradiction", "agent.value_lr", "agent.network.shared=false"):
-        A2C.check(config, Spaces(VECTOR, DISCRETE, 1))

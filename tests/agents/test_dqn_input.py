@@ -5,48 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from exact_cases import QUIET
 from one_process import ONE_PROCESS
 from refusals import refused
 
 import labrl
-from labrl.agents.dqn import DQN
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import WRONG_INPUT, Code
-from labrl.spaces import Spaces
-
-NOISY = ["agent.network.noisy=0.5", "agent/exploration=epsilon_greedy"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key", "remedy"),
-    [
-        (["agent.memory.capacity=50"], "agent.memory.capacity", ["agent.memory.capacity=128"]),
-        (["agent.memory.capacity=900"], "agent.memory.capacity", ["agent.memory.capacity=1000"]),
-        (
-            ["agent.memory.capacity=64", "env.num_envs=16", "agent.n_step=5", "agent.learning_starts=0"],
-            "agent.memory.capacity",
-            ["agent.n_step", "env.num_envs", "agent.memory.capacity=96"],
-        ),
-        (["env.max_frame=1000"], "agent.learning_starts", ["env.max_frame=2000"]),
-        (
-            ["agent.learning_starts=0", "agent.batch_size=500", "env.max_frame=400"],
-            "agent.learning_starts",
-            ["agent.batch_size=500", "503", "env.max_frame=1006"],
-        ),
-        (["agent/exploration=noise"], "agent.exploration", NOISY),
-    ],
-    ids=["batch", "learning_starts", "n_step", "budget", "budget for a batch", "noise"],
-)
-def test_contradiction_error_names_the_keys_and_a_remedy(
-    overrides: list[str], key: str, remedy: list[str]
-) -> None:
-    with refused("contradiction", key, *remedy):
-        resolve(compose(["agent=dqn", "env=cartpole", *overrides]))
 
 
 @pytest.mark.parametrize(
@@ -106,34 +73,6 @@ def test_wrong_value_error_names_what_is_allowed(
 ) -> None:
     with refused(code, key, *named):
         resolve(compose(["agent=dqn", "env=gymnasium", "env.id=CartPole-v1", *overrides]))
-
-
-def test_epsilon_greedy_with_a_noisy_network_is_allowed() -> None:
-    resolve(compose(["agent=dqn", "agent.network.noisy=0.5"]))
-    resolve(compose(["agent=rainbow", "agent/exploration=epsilon_greedy"]))
-
-
-@pytest.mark.parametrize(
-    ("actions", "suggested"),
-    [
-        (gym.spaces.Box(-1, 1, (2,), np.float32), "agent=ppo"),
-        (gym.spaces.MultiDiscrete([2, 3]), "agent=ppo"),
-        (gym.spaces.MultiBinary(3), "agent=ppo"),
-    ],
-    ids=["box", "multi-discrete", "multi-binary"],
-)
-def test_non_discrete_actions_are_refused_with_a_suitable_agent(actions: gym.Space, suggested: str) -> None:
-    config = resolve(compose(["agent=dqn"])).agent.config
-    observation = gym.spaces.Box(-1, 1, (3,), np.float32)
-    DQN.check(config, Spaces(observation, gym.spaces.Discrete(3), 1))
-    with refused("unsupported", "agent", "agent=dqn", suggested):
-        DQN.check(config, Spaces(observation, actions, 1))
-
-
-def test_network_unsuited_to_the_observations_is_refused() -> None:
-    config = resolve(compose(["agent=dqn", "agent/network=nature_cnn"])).agent.config
-    with refused("unsupported", "agent.network.torso"):
-        DQN.check(config, Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3), 1))
 
 
 @pytest.mark.parametrize("agent", ["c51", "rainbow"])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from exact_cases import QUIET, SMALL, state
-from refusals import refused
 from replay_actor_critic_cases import (
     BOX,
     CHOICE,
@@ -33,7 +32,6 @@ from labrl.agents.iql import advantage_weight, expectile_losses
 from labrl.agents.td3_bc import EPSILON, cloning_loss
 from labrl.config.compose import compose, resolve
 from labrl.memory import Transitions
-from labrl.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05
 BRISK = (f"agent.lr={LR}", f"agent.target.tau={TAU}")
@@ -213,15 +211,3 @@ def test_asynchronous_evaluation_normalizes_observations_too(collected: Path, tm
         column = lines[0].split(",").index("return_mean")
         scores.append([line.split(",")[column] for line in lines[1:]])
     assert scores[0] == scores[1]
-
-
-def test_normalization_of_image_observations_is_refused() -> None:
-    overrides = ["agent=td3_bc", "env=pendulum", "preset=none"]
-    image = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    for more, allowed in (("true", False), ("false", True)):
-        config = resolve(compose([*overrides, f"agent.normalize_observations={more}"])).agent
-        if allowed:
-            config.load().check(config.config, Spaces(image, BOX, 1))
-            continue
-        with refused("unsupported", "agent.normalize_observations", "agent.normalize_observations=false"):
-            config.load().check(config.config, Spaces(image, BOX, 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -283,31 +282,10 @@ def test_pixels_are_scaled_and_their_channels_may_be_first_or_last(layout: tuple
     torch.testing.assert_close(network.policy_torso(torch.from_numpy(network.layout(images))), expected)
 
 
-def test_continuous_options_are_refused_for_discrete_actions() -> None:
-    config = dataclasses.replace(CONFIG, log_std_init=-1.0)
-    PPO.check(config, Spaces(VECTOR, BOX, 1))
-    with refused("unsupported", "agent.log_std_init", "agent.log_std_init=null"):
-        PPO.check(config, Spaces(VECTOR, DISCRETE, 1))
-
-
-def test_network_unsuited_to_the_observations_is_refused() -> None:
-    config = options("agent", "agent=ppo agent/network=nature_cnn")
-    PPO.check(config, Spaces(IMAGE, DISCRETE, 1))
-    for space in (VECTOR, gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)):
-        with refused("unsupported", "agent.network.torso"):
-            PPO.check(config, Spaces(space, DISCRETE, 1))
-
-
 def test_automatic_network_accepts_small_images() -> None:
     tiny = gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)
     agent, clock = build(observation=tiny)
     assert play(agent, clock, tiny, 8) == 4
-
-
-def test_nearest_batch_size_is_suggested_for_a_huge_rollout() -> None:
-    env = SimpleNamespace(num_envs=10**12, max_frame=1)
-    with refused("contradiction", "agent.batch_size", "agent.batch_size=20"):
-        PPO.check_config(dataclasses.replace(CONFIG, batch_size=19), env)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", "recurrent_ppo", "sarsa"])

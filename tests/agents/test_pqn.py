@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -13,20 +12,12 @@ import torch
 from dqn_cases import Chain, minibatches
 from numpy.typing import NDArray
 from on_policy_cases import (
-    BOX,
-    DISCRETE,
-    VECTOR,
     Recorded,
     assert_continues_exactly,
     build,
-    config_of,
     noise,
     play,
 )
-from refusals import refused
-
-from labrl.agents.pqn import PQN
-from labrl.spaces import Spaces
 
 SMALL = ("agent.network.torso.mlp.hidden=[32]", "agent.batch_size=8", "agent.horizon=8")
 
@@ -94,19 +85,3 @@ def test_epoch_uses_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for epoch in (batches[:4], batches[4:8], batches[8:]):
         rows = np.concatenate([batch.observation.numpy() for batch in epoch])
         assert len(np.unique(rows, axis=0)) == 32
-
-
-def test_unsupported_options_of_pqn_are_refused() -> None:
-    config = config_of("pqn", *SMALL).agent.config
-    with refused("unsupported", "agent", "agent=pqn", "Box", "agent=ppo"):
-        PQN.check(config, Spaces(VECTOR, BOX, 1))
-    PQN.check(config, Spaces(VECTOR, DISCRETE, 1))
-    env = SimpleNamespace(num_envs=4, max_frame=1000)
-    PQN.check_config(config, env)
-    for overrides in ("agent.network.noisy=0.5", "agent/exploration=noise"):
-        with refused("unsupported", "agent.network.noisy", "agent.network.noisy=null"):
-            PQN.check_config(config_of("pqn", overrides, *SMALL).agent.config, env)
-    with refused("contradiction", "agent.batch_size", "agent.batch_size=8"):
-        PQN.check_config(config_of("pqn", *SMALL[::2], "agent.batch_size=9").agent.config, env)
-    with refused("contradiction", "env.max_frame", "env.max_frame=32"):
-        PQN.check_config(config, SimpleNamespace(num_envs=4, max_frame=31))

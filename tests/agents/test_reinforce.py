@@ -21,15 +21,10 @@ from on_policy_cases import (
     play,
     rollouts,
 )
-from refusals import refused
 
 import labrl
 from labrl.agents.agent import Observation
-from labrl.agents.reinforce import Reinforce
 from labrl.cli import main
-from labrl.config.compose import compose, resolve
-from labrl.envs.make import describe
-from labrl.spaces import Spaces
 
 BASELINES = {
     "none": ["agent.baseline=none"],
@@ -175,30 +170,6 @@ def test_session_fails_when_a_rollout_would_fill_the_ram(
     assert main(overrides) == 1
     output = capsys.readouterr()
     assert "env.num_envs" in output.out + output.err
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "agent.network.value_head=[8]",
-        "agent.network.shared=true",
-        "agent.value_coef=1",
-        "agent.value_coef=0.5",
-    ],
-)
-@pytest.mark.parametrize("baseline", ["mean", "none"])
-def test_value_options_are_refused_without_a_value_baseline(override: str, baseline: str) -> None:
-    overrides = ["agent=reinforce", "env=cartpole", "preset=none", f"agent.baseline={baseline}"]
-    config = resolve(compose([*overrides, override]))
-    with refused("contradiction", override.partition("=")[0], f"agent.baseline={baseline}", "baseline=value"):
-        Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
-
-
-def test_value_baseline_requires_value_coef() -> None:
-    overrides = ["agent=reinforce", "env=cartpole", "preset=none", "agent.baseline=value"]
-    config = resolve(compose(overrides))
-    with refused("contradiction", "agent.value_coef", "agent.baseline=value", "agent.value_coef=0.5"):
-        Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
 def test_run_without_an_update_logs_the_reason(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -13,22 +12,15 @@ import torch
 from dqn_cases import Chain, minibatches
 from numpy.typing import NDArray
 from on_policy_cases import (
-    BOX,
-    DISCRETE,
-    VECTOR,
     Recorded,
     assert_continues_exactly,
     build,
-    config_of,
     noise,
     play,
 )
-from refusals import refused
 
 from labrl.agents.agent import Observation
 from labrl.agents.parts.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
-from labrl.agents.sarsa import Sarsa
-from labrl.spaces import Spaces
 
 SMALL = "agent.network.torso.mlp.hidden=[32]"
 
@@ -133,18 +125,3 @@ def test_exploration_gives_the_probabilities_of_its_actions() -> None:
     soft = Boltzmann(BoltzmannConfig(temperature=0.5)).probabilities(values, 0)
     np.testing.assert_allclose(soft, torch.softmax(torch.from_numpy(values) / 0.5, 1).numpy())
     np.testing.assert_allclose(Boltzmann(BoltzmannConfig(temperature=0.0)).probabilities(values, 0).max(1), 1)
-
-
-def test_unsupported_options_of_sarsa_are_refused() -> None:
-    config = config_of("sarsa").agent.config
-    with refused("unsupported", "agent", "agent=sarsa", "Box", "agent=ppo"):
-        Sarsa.check(config, Spaces(VECTOR, BOX, 1))
-    Sarsa.check(config, Spaces(VECTOR, DISCRETE, 1))
-    env = SimpleNamespace(num_envs=4, max_frame=1000)
-    Sarsa.check_config(config, env)
-    with refused("unsupported", "agent.exploration", "NetworkNoise", "agent/exploration=boltzmann"):
-        Sarsa.check_config(config_of("sarsa", "agent/exploration=noise").agent.config, env)
-    with refused("unsupported", "agent.network.noisy", "agent.network.noisy=null"):
-        Sarsa.check_config(config_of("sarsa", "agent.network.noisy=0.5").agent.config, env)
-    with refused("contradiction", "env.max_frame", "env.max_frame=64"):
-        Sarsa.check_config(config, SimpleNamespace(num_envs=4, max_frame=63))

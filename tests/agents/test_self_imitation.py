@@ -23,9 +23,7 @@ from on_policy_cases import (
 from refusals import refused
 
 from labrl.agents.parts.self_imitation import imitation_losses
-from labrl.agents.reinforce import Reinforce
 from labrl.memory.prioritized import PrioritizedReplay
-from labrl.spaces import Spaces
 from labrl.step import Episode, Step
 
 OVERRIDES = (
@@ -175,12 +173,6 @@ def test_stacked_images_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     play(agent, clock, Noise(space, 4), 12)
     sample = made[0].sample(4, 0)
     assert sample.observation.shape == (4, 2, 40, 40)
-
-
-def test_agent_without_a_value_function_is_refused() -> None:
-    config = config_of("reinforce", "agent/self_imitation=replay").agent.config
-    with refused("contradiction", "agent.self_imitation", "agent.baseline=value"):
-        Reinforce.check(config, Spaces(VECTOR, DISCRETE, 1))
 
 
 def test_replay_buffer_in_files_is_refused() -> None:

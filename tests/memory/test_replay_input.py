@@ -33,12 +33,6 @@ def add(memory: Replay, steps: int, seed: int = 0, space: gym.Space = STACK) -> 
     return world
 
 
-def test_capacity_below_one_n_step_window_is_refused() -> None:
-    with refused("contradiction", "agent.memory.capacity", "31", "agent.memory.capacity=32"):
-        uniform(VECTOR, 8, 3, capacity=31)
-    uniform(VECTOR, 8, 3, capacity=32)
-
-
 @pytest.mark.parametrize(
     ("setting", "code", "key", "named"),
     [

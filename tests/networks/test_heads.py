@@ -10,12 +10,10 @@ import gymnasium as gym
 import pytest
 import torch
 from options import component, options
-from refusals import refused
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
 
 from labrl import train
-from labrl.config.compose import compose, resolve
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.q_network import QNetwork
 from labrl.spaces import Spaces
@@ -93,10 +91,3 @@ def test_agents_learn_with_configured_heads(agent: str, overrides: list[str], tm
     result = train([f"agent={agent}", "env=cartpole", "meta=dev", *own, *given, f"hydra.run.dir={tmp_path}"])
     assert result.sessions[0].opt_step > 0
     assert re.search(r"weight +8 x \d+", (tmp_path / "session_0/networks.txt").read_text())
-
-
-@pytest.mark.parametrize(("agent", "remedy"), [("ppo", "policy_head"), ("dqn", "head")])
-def test_layer_norm_of_missing_head_layers_is_refused(agent: str, remedy: str) -> None:
-    given = [f"agent={agent}", "agent.network.head_layer_norm=true"]
-    with refused("contradiction", "agent.network.head_layer_norm", f"agent.network.{remedy}=[64]"):
-        resolve(compose([*given, "env=cartpole", "preset=none"]))

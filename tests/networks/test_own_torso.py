@@ -107,17 +107,12 @@ def test_number_of_features_is_found_by_a_forward_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"shape": [-1, 2, 3]}, ["[batch, features]", "[1, 3]", "[1, 2, 3]"]),
-        ({"shape": [-1]}, ["[1, 3]", "[6]"]),
-        ({"shape": [2, 3]}, ["[1, 3]", "[2, 3]"]),
-        ({"shape": [-1, 6], "inputs": 5}, ["[1, 3]", "RuntimeError"]),
-    ],
+    "settings",
+    [{"shape": [-1, 2, 3]}, {"shape": [-1]}, {"shape": [2, 3]}, {"shape": [-1, 6], "inputs": 5}],
     ids=str,
 )
-def test_features_of_a_wrong_shape_are_refused(settings: dict, named: list[str]) -> None:
-    with refused("target", TORSO, "Own", *named):
+def test_features_of_a_wrong_shape_are_refused(settings: dict) -> None:
+    with refused("target", TORSO):
         build_own(**settings)
 
 
@@ -127,7 +122,7 @@ def test_features_of_a_wrong_shape_are_refused(settings: dict, named: list[str])
 )
 def test_class_that_is_no_torso_is_refused(target: str, named: str) -> None:
     torso = dataclass_of(Component, {"_target_": target}, TORSO)
-    with refused("target", TORSO, target, named):
+    with refused("target", TORSO, named):
         build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
 
 
@@ -174,18 +169,13 @@ def test_layers_that_make_runs_irreproducible_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "named"),
+    ("fault", "code"),
     [
-        ("draws", "unsupported", []),
-        ("counts", "unsupported", ["seen"]),
-        ("spectral", "unsupported", ["layer.parametrizations.weight.0._"]),
-        ("double", "target", ["torch.float64"]),
-        ("one_row", "target", ["[2, 3]", "[1, 6]"]),
-        ("in place", "target", []),
-        ("fails", "target", ["KeyError: 'left'"]),
+        *((fault, "unsupported") for fault in ("draws", "counts", "spectral")),
+        *((fault, "target") for fault in ("double", "one_row", "in place", "fails")),
     ],
 )
-def test_forward_pass_with_side_effects_is_refused(fault: str, code: Code, named: list[str]) -> None:
+def test_forward_pass_with_side_effects_is_refused(fault: str, code: Code) -> None:
     overrides = [
         "~agent.network.torso",
         f"+agent.network.torso={{_target_: test_own_torso.Faulty, fault: {fault}}}",
@@ -194,7 +184,7 @@ def test_forward_pass_with_side_effects_is_refused(fault: str, code: Code, named
     env = Spaces(SEEN, gym.spaces.Discrete(2), 1)
     compute = Compute(torch.device("cpu"), torch.float32, 1)
     build = partial(config.agent.build, spaces=env, clock=Clock(1), streams=Streams(0), compute=compute)
-    with refused(code, TORSO, "Faulty", *named):
+    with refused(code, TORSO):
         build()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,18 +11,15 @@ from torch import Tensor
 from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
-    check_policy,
     normalize_advantages,
-    refuse_self_imitation,
 )
 from labrl.clock import Clock
-from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory import Minibatch
-from labrl.memory.rollout import Episodes, Rollout, check_budget, check_room
-from labrl.networks.actor_critic import ActorCritic, is_shared
+from labrl.memory.rollout import Episodes, Rollout
+from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.layers import add_weighted
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -85,7 +81,7 @@ class A2C(PolicyAgent):
         self.rollout: Rollout
         recurrent = self.network.state_size
         if config.horizon is None:
-            assert config.episodes is not None, "check_config refuses neither"
+            assert config.episodes is not None, "the configuration was checked"
             self.rollout = Episodes(config.episodes, spaces.num_envs)
         else:
             self.rollout = Rollout(
@@ -96,50 +92,8 @@ class A2C(PolicyAgent):
             )
 
     @classmethod
-    def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raise InputError unless exactly one of `horizon` and `episodes` is set and fits the budget."""
-        if (config.horizon is None) == (config.episodes is None):
-            given = "both are null" if config.horizon is None else "both are numbers"
-            raise InputError.contradiction(
-                "agent.horizon",
-                "agent.episodes",
-                f"exactly one of them must be a number, which determines when to learn, but {given}",
-                "agent.horizon=5 agent.episodes=null, or agent.horizon=null agent.episodes=8",
-            )
-        if config.horizon is not None:
-            check_budget(config.horizon, env)
-
-    @classmethod
-    def check(cls, config: A2CConfig, spaces: Spaces) -> None:
-        """Raise InputError for options that do not fit the environment's spaces."""
-        recurrent = check_policy(config, spaces, cls.NAME)
-        if config.horizon is not None:
-            check_room(config.horizon, spaces.observation, spaces.num_envs)
-        if recurrent and config.episodes is not None:
-            raise InputError.unsupported(
-                f"agent.episodes={config.episodes}",
-                "a recurrent network learns from sequences of agent.horizon steps, not from whole episodes",
-                "agent.episodes=null agent.horizon=16",
-            )
-        if config.value_lr is not None and is_shared(config.network, spaces):
-            raise InputError.contradiction(
-                "agent.value_lr",
-                "agent.network.shared",
-                "it is the learning rate of a separate value network, but policy and values share one "
-                "network",
-                "agent.network.shared=false or agent.value_lr=null",
-            )
-
-    @classmethod
     def for_rank(cls, config: A2CConfig, ranks: int) -> A2CConfig:
-        """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
-        if config.episodes is not None:
-            raise InputError.unsupported(
-                f"agent.episodes={config.episodes}",
-                "it cannot be used with torchrun, because episodes end at a different time on each rank",
-                "agent.episodes=null agent.horizon=5",
-            )
-        refuse_self_imitation(config.self_imitation)
+        """Return the options unchanged, because each rank has a rollout of its own."""
         return config
 
     def learn(self) -> int:

@@ -139,10 +139,6 @@ class Agent(ABC):
     def check(cls, config: Any, spaces: Spaces) -> None:
         """Raise InputError for unsupported options and spaces. Called before anything is built."""
 
-    @classmethod  # noqa: B027 - may be left out
-    def check_shared(cls, config: Any) -> None:
-        """Raise InputError for options with which sessions cannot share `weights` (`meta.distributed`)."""
-
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
         """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from labrl.agents.replay_agent import critic_rows, select_q
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
-from labrl.errors import InputError
 from labrl.memory import Transitions
 from labrl.networks.actions import mask_logits
 from labrl.networks.critics import Critics
-from labrl.spaces import Spaces
 from labrl.types import PositiveInt
 
 
@@ -42,18 +40,6 @@ class CrossQ(SAC):
         """Take the same arguments as `SAC`."""
         super().__init__(config, **runtime)
         self._policy_delay = config.policy_delay
-
-    @classmethod
-    def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raise InputError for unsupported spaces, target entropies and batch sizes."""
-        super().check(config, spaces)
-        if config.batch_size < 2:
-            raise InputError.value(
-                "agent.batch_size",
-                config.batch_size,
-                "be at least 2, because CrossQ normalizes with the mean and variance of a minibatch",
-                fix="agent.batch_size=256",
-            )
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update. The policy normalizes with minibatch statistics only during its own update."""

@@ -20,25 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits, joined, wrong_statistics
-from labrl.agents.make import check_actions
 from labrl.agents.parts.action_values import ActionValues, ValuePolicy, ValuePolicyConfig, select_outputs
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
-    check_experience,
-    check_memory,
     experience_for_rank,
 )
-from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
 from labrl.component import Component
-from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory import Transitions
 from labrl.memory.rollout import Segments, reset_states
 from labrl.memory.sequences import SequenceSample
-from labrl.networks.building import check_torso, traits_of
 from labrl.networks.q_network import QNetwork
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -116,7 +110,6 @@ class DQN(Agent):
     def __init__(
         self, config: DQNConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self.check(config, spaces)
         self.config = config
         """Options of the agent."""
         self.clock = clock
@@ -143,25 +136,6 @@ class DQN(Agent):
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
         self._average, self._average_norm = self._rows.clone(), math.nan
         self._noise: Tensor | None = None
-
-    @classmethod
-    def check_config(cls, config: DQNConfig, env: Any) -> None:
-        """Raise InputError if network, memory, minibatch, budget and exploration contradict each other."""
-        check_experience(config, env, traits_of(config.network.torso).recurrent)
-        if exploration_class(config.exploration).TRAITS.noisy and config.network.noisy is None:
-            raise InputError.contradiction(
-                "agent.exploration",
-                "agent.network.noisy=null",
-                "agent/exploration=noise explores through noise in the weights of the network",
-                "agent.network.noisy=0.5 or agent/exploration=epsilon_greedy",
-            )
-
-    @classmethod
-    def check(cls, config: DQNConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces that the agent or its network does not support."""
-        check_actions(cls.NAME, spaces.action)
-        check_torso(config.network.torso, spaces, recurrent=None)
-        check_memory(config, spaces)
 
     @classmethod
     def for_rank(cls, config: DQNConfig, ranks: int) -> DQNConfig:

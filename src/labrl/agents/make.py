@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from typing import Any, Never
+from typing import Any
 
 import gymnasium as gym
 import yaml
 
 from labrl.agents.agent import Agent, agent_class, no_agent
-from labrl.agents.random import check_uniform
 from labrl.component import Component, load_target
 from labrl.config import config_folder
 from labrl.config.schema import TrialConfig
@@ -42,35 +41,18 @@ def fitting_agents(space: gym.Space[Any]) -> list[str]:
     return [name for name, kind in named_agents().items() if kind.fits(space)]
 
 
-def check_actions(agent: str, space: gym.Space[Any]) -> None:
-    """Raise InputError, which names suitable agents, if `agent` (as in `agent=`) does not support `space`.
+def check_actions(named: str, kind: type[Agent], space: gym.Space[Any]) -> None:
+    """Raise InputError, which names suitable agents, if an agent does not support the action space.
 
-    Agents of users, which have no name in `agent=`, check the space themselves.
+    named: name of the agent, as in `agent=`; kind: its class.
     """
-    if not (config_folder() / "agent" / f"{agent}.yaml").is_file():
-        return
-    kind = _named_agent(agent)
-    if isinstance(space, kind.TRAITS.actions):
-        return
-    *first, last = [each.__name__ for each in kind.TRAITS.actions]
-    listed = f"{', '.join(first)} and {last}" if first else last
-    others = ", ".join(f"agent={name}" for name in fitting_agents(space))
-    raise InputError.unsupported(
-        f"agent={agent}",
-        f"it supports {listed} action spaces, but this environment's is {space}",
-        f"Agents that support it: {others}." if others else "None of labrl's agents supports it.",
-    )
-
-
-def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
-    """Raise InputError, which names agents that support the action masks of environment `env`."""
-    fitting = [name for name in fitting_agents(space) if named_agents()[name].TRAITS.masks]
-    others = ", ".join(f"agent={name}" for name in fitting)
-    raise InputError.unsupported(
-        f"agent={agent}",
-        f"it does not support action masks, which env.name={env} provides",
-        f"Agents that do: {others}. To play without masks, set env.action_mask=false.",
-    )
+    if not kind.fits(space):
+        others = ", ".join(f"agent={name}" for name in fitting_agents(space))
+        raise InputError.unsupported(
+            f"agent={named}",
+            f"it does not support this environment's actions, {space}",
+            f"Agents that support it: {others}." if others else "None of labrl's agents supports it.",
+        )
 
 
 def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
@@ -130,40 +112,3 @@ def learns_faster_on_gpu(config: TrialConfig, images: bool) -> bool:
     images: whether the agent sees images.
     """
     return images or (agent_class(config.agent).TRAITS.wide and not why_not_recorded(config))
-
-
-def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) -> None:
-    """Raise InputError for options that the agent of `config` does not support.
-
-    actions: action space of the environment; masked: whether the environment provides action masks.
-    """
-    meta, target = config.meta, config.agent.target
-    agent = agent_class(config.agent)
-    if masked and not agent.TRAITS.masks:
-        refuse_masks(agent.NAME or target, actions, config.env.config.name)
-    if meta.eval_greedy and not agent.TRAITS.greedy:
-        raise InputError.unsupported(
-            "meta.eval_greedy=true", f"{target} has no greedy action", "meta.eval_greedy=false"
-        )
-    if meta.eval_epsilon:
-        check_uniform(actions, f"meta.eval_epsilon={meta.eval_epsilon:g}")
-    if meta.gradient_noise and not agent.TRAITS.loss_is_mean:
-        raise InputError.unsupported(
-            "meta.gradient_noise=true",
-            f"gradients over half of a minibatch and over all of it are compared, but {target} normalizes "
-            "over the minibatch",
-            "meta.gradient_noise=false",
-        )
-    if meta.distributed and not agent.TRAITS.shares_weights:
-        raise InputError.unsupported(
-            f"meta.distributed={meta.distributed}",
-            f"{target} cannot share weights with other sessions; agents that learn from their own rollouts "
-            "can, such as agent=ppo",
-            "meta.distributed=false",
-        )
-    if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
-        raise InputError.unsupported(
-            "meta.async_unroll",
-            f"{target} learns only from steps played with its current weights",
-            "meta.async_unroll=null, or choose an agent with a replay buffer, such as agent=dqn or sac",
-        )

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, joined, wrong_statistics
 from labrl.component import Component
-from labrl.errors import InputError
 from labrl.learning.make import make_learner
 from labrl.memory import Minibatch
 from labrl.memory.rollout import Rollout, Segments, reset_states
 from labrl.networks.actions import mask_logits
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
-from labrl.networks.building import build_networks, check_torso
+from labrl.networks.building import build_networks
 from labrl.networks.distributions import ActionBounds, ActionDistribution, DiagonalGaussian, distribution_for
 from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
@@ -194,17 +193,6 @@ class PolicyAgent(Agent):
         names = (*self.STATISTICS, "grad_norm", "explained_variance", "value_mean", "value_std")
         nothing = self.distribution.statistics(torch.zeros((1, num_parameters)))
         self._metrics = joined(self, ((name, math.nan) for name in (*names, *nothing)))
-
-    @classmethod
-    def check_shared(cls, config: PolicyConfig) -> None:
-        """Raise InputError if values are normalized: each session has its own statistics of returns."""
-        if config.normalize_value:
-            raise InputError.contradiction(
-                "agent.normalize_value=true",
-                "meta.distributed",
-                "sessions share weights, but each session normalizes with the statistics of its own returns",
-                "agent.normalize_value=false",
-            )
 
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions for the environments and store them. [num_envs, ...]"""
@@ -432,51 +420,6 @@ class PolicyAgent(Agent):
             self.imitation.close()
 
 
-def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
-    """Raise InputError for options that contradict the environment's spaces.
-
-    agent: name of the agent, for messages. Returns whether the network is recurrent.
-    """
-    distribution_for(spaces.action, agent, config.action_bounds)
-    recurrent = check_torso(config.network.torso, spaces, recurrent=None)
-    if recurrent and config.self_imitation is not None:
-        raise InputError.unsupported(
-            "agent.self_imitation",
-            "it learns from single steps, but a recurrent network learns from sequences",
-            "agent/self_imitation=none",
-        )
-    for option in ("log_std_init", "sde"):
-        if config.action_bounds == "beta" and vars(config)[option] is not None:
-            raise InputError.contradiction(
-                f"agent.{option}",
-                "agent.action_bounds=beta",
-                "it applies only to Gaussian policies",
-                f"agent.{option}=null, or agent.action_bounds=rescale",
-            )
-    if config.sde is not None and config.log_std_init is not None:
-        raise InputError.contradiction(
-            "agent.log_std_init",
-            "agent.sde",
-            "state-dependent exploration uses agent.sde.log_std_init instead",
-            "agent.log_std_init=null",
-        )
-    if config.normalize_value and config.self_imitation is not None:
-        raise InputError.contradiction(
-            "agent.normalize_value=true",
-            "agent.self_imitation",
-            "self-imitation compares values with stored returns, which are not scaled",
-            "agent/self_imitation=none or agent.normalize_value=false",
-        )
-    for option in () if isinstance(spaces.action, gym.spaces.Box) else CONTINUOUS:
-        if vars(config)[option] is not None:
-            raise InputError.unsupported(
-                f"agent.{option}",
-                f"it is for continuous actions, but this environment's actions are {spaces.action}",
-                f"agent.{option}=null",
-            )
-    return recurrent
-
-
 def starts_outside(config: PolicyConfig, space: gym.Space[Any]) -> str:
     """Return what to do if a component of nearly all samples of a new policy is clipped to the same bound.
 
@@ -488,17 +431,6 @@ def starts_outside(config: PolicyConfig, space: gym.Space[Any]) -> str:
     if distance <= 2 * math.exp(config.log_std_init or 0.0):
         return ""
     return "Set agent.action_bounds=rescale" if has_bounds(space) else "Shift the actions in a wrapper"
-
-
-def refuse_self_imitation(part: object) -> None:
-    """Raise InputError if `part`, the agent's self-imitation, is not None."""
-    if part is not None:
-        raise InputError.unsupported(
-            "agent.self_imitation",
-            "it cannot be used with torchrun, because the first steps to imitate become available at a "
-            "different time on each rank",
-            "agent/self_imitation=none",
-        )
 
 
 def normalize_advantages(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor
 
 from labrl.agents.agent import divide_option, joined
-from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, refuse_self_imitation
-from labrl.errors import InputError
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig
 from labrl.memory import Minibatch
-from labrl.memory.rollout import Rollout, check_budget, check_minibatches, check_room, nearest_divisor
+from labrl.memory.rollout import Rollout
 from labrl.networks.building import traits_of
 from labrl.networks.layers import add_weighted
 from labrl.schedules import AdaptiveRate, value_at
@@ -127,59 +125,8 @@ class PPO(PolicyAgent):
             self._std_mean = alone if compute.ranks.alone else compute.ranks.std_mean
 
     @classmethod
-    def check_config(cls, config: PPOConfig, env: Any) -> None:
-        """Raise InputError if rollout, sequence, minibatch and budget contradict each other."""
-        length = config.sequence_length or 1
-        if config.horizon % length:
-            best = nearest_divisor(config.horizon, length, 1)
-            raise InputError.value(
-                "agent.sequence_length",
-                length,
-                f"divide agent.horizon={config.horizon}",
-                fix=f"agent.sequence_length={best}, the nearest divisor",
-                code="contradiction",
-            )
-        if config.batch_size % length:
-            raise InputError.value(
-                "agent.batch_size",
-                config.batch_size,
-                f"be a multiple of agent.sequence_length={length}, because a minibatch consists of sequences",
-                fix=f"agent.batch_size={-(-config.batch_size // length) * length}, or "
-                f"agent.sequence_length={math.gcd(config.batch_size, config.horizon)}",
-                code="contradiction",
-            )
-        check_minibatches(config.horizon, config.batch_size, env, length)
-        check_budget(config.horizon, env)
-
-    @classmethod
-    def check(cls, config: PPOConfig, spaces: Spaces) -> None:
-        """Raise InputError for options that contradict the environment's spaces."""
-        recurrent = check_policy(config, spaces, cls.NAME)
-        check_room(config.horizon, spaces.observation, spaces.num_envs)
-        if config.sequence_length is not None and not recurrent:
-            raise InputError.contradiction(
-                "agent.sequence_length",
-                f"agent.network.torso={config.network.torso.target}",
-                "it applies only to recurrent networks",
-                "agent.sequence_length=null, or agent/network=gru or lstm",
-            )
-        if recurrent and config.sequence_length is None and config.batch_size % config.horizon:
-            divisor = math.gcd(config.batch_size, config.horizon)
-            shorter = f"agent.sequence_length={divisor}, " if divisor > 1 else ""
-            raise InputError.value(
-                "agent.batch_size",
-                config.batch_size,
-                f"be a multiple of agent.horizon={config.horizon}, because with agent.sequence_length=null a "
-                "recurrent network learns from whole rollouts",
-                fix=f"{shorter}agent.batch_size={config.horizon}, or agent=recurrent_ppo, whose defaults "
-                "suit recurrent networks",
-                code="contradiction",
-            )
-
-    @classmethod
     def for_rank(cls, config: PPOConfig, ranks: int) -> PPOConfig:
         """Return one rank's share of the options. Raises InputError if they cannot be divided equally."""
-        refuse_self_imitation(config.self_imitation)
         recurrent = traits_of(config.network.torso).recurrent
         length = config.sequence_length or (config.horizon if recurrent else 1)
         return divide_option(config, "batch_size", ranks, sequence_length=length)

@@ -13,10 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from labrl.agents.agent import Observation, divide_option
-from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.rollout_values_agent import RolloutValuesAgent, RolloutValuesConfig
-from labrl.errors import InputError
-from labrl.memory.rollout import check_budget, check_minibatches
 from labrl.schedules import value_at
 from labrl.step import Masks
 from labrl.types import PositiveInt
@@ -47,18 +44,6 @@ class PQN(RolloutValuesAgent):
         """Take the same arguments as `RolloutValuesAgent`."""
         super().__init__(config, **runtime)
         self._minibatch_stream = runtime["streams"].torch("minibatches")
-
-    @classmethod
-    def check_config(cls, config: PQNConfig, env: Any) -> None:
-        """Raise InputError if rollout, minibatch, budget and exploration contradict each other."""
-        check_minibatches(config.horizon, config.batch_size, env)
-        check_budget(config.horizon, env)
-        if exploration_class(config.exploration).TRAITS.noisy or config.network.noisy is not None:
-            raise InputError.unsupported(
-                "agent.network.noisy",
-                "PQN explores only with agent.exploration",
-                "agent.network.noisy=null agent/exploration=epsilon_greedy",
-            )
 
     @classmethod
     def for_rank(cls, config: PQNConfig, ranks: int) -> PQNConfig:

@@ -44,11 +44,6 @@ class RandomAgent(Agent):
         """Return whether the agent supports an action space; a Box must have bounds."""
         return super().fits(space) and (not isinstance(space, gym.spaces.Box) or has_bounds(space))
 
-    @classmethod
-    def check(cls, config: RandomConfig, spaces: Spaces) -> None:
-        """Raise InputError for a space that has no uniform distribution."""
-        check_uniform(spaces.action, "agent=random")
-
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions. [num_envs, ...]"""
         return uniform_actions(self._space, len(observation.array), self._generator, observation.mask)

@@ -8,12 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, check_policy, normalize_advantages
-from labrl.errors import InputError
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, normalize_advantages
 from labrl.memory import Minibatch
 from labrl.memory.rollout import Episodes
 from labrl.schedules import value_at
-from labrl.spaces import Spaces
 from labrl.types import NonNegativeFloat, PositiveInt
 
 
@@ -51,44 +49,6 @@ class Reinforce(PolicyAgent):
         """Take the same arguments as `PolicyAgent`."""
         super().__init__(config, **runtime, has_value=config.baseline == "value")
         self.rollout = Episodes(config.episodes, runtime["spaces"].num_envs)
-
-    @classmethod
-    def check(cls, config: ReinforceConfig, spaces: Spaces) -> None:
-        """Raise InputError for options that contradict the environment's spaces or each other."""
-        if check_policy(config, spaces, cls.NAME):
-            raise InputError.unsupported(
-                "agent.network.torso",
-                f"{config.network.torso.target} is recurrent, which agent=reinforce does not support",
-                "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network",
-            )
-        for name in ("value_head", "shared"):
-            if vars(config.network)[name] and config.baseline != "value":
-                raise InputError.contradiction(
-                    f"agent.network.{name}",
-                    f"agent.baseline={config.baseline}",
-                    "it applies only to learned values",
-                    "agent.baseline=value agent.value_coef=0.5",
-                )
-        if (config.value_coef is None) == (config.baseline == "value"):
-            given = "null" if config.value_coef is None else f"{config.value_coef:g}"
-            raise InputError.contradiction(
-                f"agent.value_coef={given}",
-                f"agent.baseline={config.baseline}",
-                "it is the weight of the value loss: a number for the baseline value, null for the others",
-                "agent.baseline=value agent.value_coef=0.5, or agent.baseline=mean agent.value_coef=null",
-            )
-        ways = {
-            "self_imitation": "agent/self_imitation=none",
-            "normalize_value": "agent.normalize_value=false",
-        }
-        for name, off in ways.items():
-            if vars(config)[name] and config.baseline != "value":
-                raise InputError.contradiction(
-                    f"agent.{name}",
-                    f"agent.baseline={config.baseline}",
-                    "it needs learned values",
-                    f"agent.baseline=value agent.value_coef=0.5, or {off}",
-                )
 
     def learn(self) -> int:
         """Make one update when enough episodes have ended. Returns the number of optimizer updates."""

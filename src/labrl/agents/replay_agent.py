@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, joined, wrong_statistics
-from labrl.agents.make import check_actions
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
-    check_experience,
-    check_memory,
     experience_for_rank,
 )
 from labrl.agents.parts.exploration import uniform_valid
@@ -29,18 +26,17 @@ from labrl.agents.parts.noise import HeldNoise
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
 from labrl.component import Component
-from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner, Loss
 from labrl.learning.make import make_learner
 from labrl.memory import Transitions
 from labrl.networks.actions import Actions, BoxActions, mask_logits
-from labrl.networks.building import build_networks, check_torso
+from labrl.networks.building import build_networks
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
 from labrl.seeding import Streams
-from labrl.spaces import Spaces, sees_images
+from labrl.spaces import Spaces
 from labrl.step import Step
 from labrl.types import NonNegativeSchedule, PositiveFloat
 
@@ -180,41 +176,9 @@ class ReplayAgent(Agent):
         self._finish: dict[str, tuple[Any, Callable[[Tensor, Any], None]]] = {}
 
     @classmethod
-    def check_config(cls, config: Any, env: Any) -> None:
-        """Raise InputError if replay buffer, minibatch and budget contradict each other."""
-        check_experience(config, env)
-
-    @classmethod
     def fits(cls, space: gym.Space[Any]) -> bool:
         """Return whether the agent supports an action space; a Box must have bounds and real numbers."""
         return super().fits(space) and (not isinstance(space, gym.spaces.Box) or BoxActions.fits(space))
-
-    @classmethod
-    def check(cls, config: Any, spaces: Spaces) -> None:
-        """Raise InputError for spaces that the agent or its networks do not support."""
-        whole = not cls.TRAITS.loss_is_mean
-        check_actions(cls.NAME, spaces.action)
-        check_memory(config, spaces)
-        if isinstance(spaces.action, gym.spaces.Box):
-            BoxActions.check(spaces.action, cls.NAME)
-        torso, other = config.network.torso, config.network.critic_torso
-        check_torso(torso, spaces, whole_minibatches=whole)
-        if other is None:
-            return
-        try:
-            check_torso(other, spaces, whole_minibatches=whole)
-        except LabrlError as error:
-            policy, critic = "agent.network.torso", "agent.network.critic_torso"
-            message = str(error).replace(policy, critic)
-            key = error.key and error.key.replace(policy, critic)
-            raise InputError(message, code=error.code, key=key) from None
-        if other.target != torso.target and sees_images(spaces.observation):
-            raise InputError.contradiction(
-                f"agent.network.critic_torso={other.target}",
-                f"agent.network.torso={torso.target}",
-                "both use the same layout of images, so they must have the same class",
-                "agent.network.critic_torso=null",
-            )
 
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, joined, wrong_statistics
-from labrl.agents.make import check_actions
 from labrl.agents.parts.action_values import (
     ExpectedValue,
     ExpectedValueConfig,
@@ -25,8 +24,7 @@ from labrl.clock import Clock
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.memory import Minibatch
-from labrl.memory.rollout import Rollout, check_room
-from labrl.networks.building import check_torso
+from labrl.memory.rollout import Rollout
 from labrl.networks.q_network import QNetwork
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -71,7 +69,6 @@ class RolloutValuesAgent(Agent):
     def __init__(
         self, config: RolloutValuesConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self.check(config, spaces)
         self.config, self.clock = config, clock
         value = ExpectedValue(ExpectedValueConfig(loss="squared"), compute.device)
         self._policy = ValuePolicy(config, value, spaces, clock, streams, compute)
@@ -79,13 +76,6 @@ class RolloutValuesAgent(Agent):
         self._after: Observation | None = None
         """Observation after the last step."""
         self._metrics = joined(self, ((name, math.nan) for name in (*self.STATISTICS, "grad_norm")))
-
-    @classmethod
-    def check(cls, config: RolloutValuesConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces that the agent or its network does not support."""
-        check_actions(cls.NAME, spaces.action)
-        check_torso(config.network.torso, spaces)
-        check_room(config.horizon, spaces.observation, spaces.num_envs)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""

@@ -22,7 +22,6 @@ from labrl.agents.parts.targets import TargetNetwork
 from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, select_q
 from labrl.clock import Clock
 from labrl.component import Component
-from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner
 from labrl.memory import Transitions
@@ -30,7 +29,7 @@ from labrl.networks.actions import Actions, BoxActions, mask_logits, standard_no
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import HALF_LOG_2_PI, Categorical, log_tanh_slope
 from labrl.networks.layers import Array, StateDependentConfig, add_weighted, library_of
-from labrl.schedules import largest, smallest, value_at
+from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.types import NonNegativeSchedule, PositiveFloat, Schedule
@@ -140,27 +139,6 @@ class SAC(ReplayAgent):
             self.targets = {"target": self.target}
         self._noise_stream = streams.torch("noise", compute.device)
 
-    @classmethod
-    def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raise InputError for unsupported spaces and target entropies."""
-        super().check(config, spaces)
-        if config.sde is not None and not isinstance(spaces.action, gym.spaces.Box):
-            raise InputError.unsupported(
-                "agent.sde",
-                f"it is for continuous actions, but this environment's actions are {spaces.action}",
-                "agent.sde=null",
-            )
-        if config.target_entropy is None:
-            return
-        if config.temperature is not None:
-            raise InputError.contradiction(
-                "agent.target_entropy",
-                "agent.temperature",
-                "it is the target of a learned temperature, but the temperature is fixed",
-                "agent.temperature=null or agent.target_entropy=null",
-            )
-        soft_policy(spaces.action).check_target_entropy(config.target_entropy)
-
     def update(self, batch: Transitions) -> Tensor:
         """Make one update (algorithm 1). Returns the error of each row of the minibatch. [batch]"""
         self.alpha = self._temperature.prepare()
@@ -229,19 +207,7 @@ class SquashedGaussianPolicy(BoxActions, Actions):
         super().__init__(space)
         self.noise_size, self.num_parameters = self.size, 2 * self.size
         self.usual_entropy = -float(self.size)  # Haarnoja et al., 2018, appendix D
-        self._largest_entropy = self.size * math.log(2)
-
-    def check_target_entropy(self, target: Schedule) -> None:
-        """Raise InputError for a target entropy above 0."""
-        if largest(target) > 0:
-            raise InputError.value(
-                "agent.target_entropy",
-                largest(target),
-                "be at most 0 for continuous actions",
-                why="it is the entropy of actions scaled to (-1, 1), where uniform actions have an "
-                f"entropy of {self._largest_entropy:.3g}",
-                fix=f"agent.target_entropy=null, which means {self.usual_entropy:g} here",
-            )
+        self.entropy_limits = -math.inf, 0.0  # of actions scaled to (-1, 1)
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw standard normal noise. [n, size]"""
@@ -278,22 +244,8 @@ class CategoricalPolicy(Categorical):
     def __init__(self, space: gym.spaces.Discrete) -> None:
         super().__init__(space)
         self.stored = gym.spaces.Discrete(self.num_parameters)
-        self._largest_entropy = math.log(self.num_parameters)
-        self.usual_entropy = self.USUAL * self._largest_entropy
-
-    def check_target_entropy(self, target: Schedule) -> None:
-        """Raise InputError for a target entropy that the policy cannot reach."""
-        low, high = smallest(target), largest(target)
-        # With a single action, the only possible entropy is 0, which is then the default target.
-        reached = high < self._largest_entropy or high == self.usual_entropy
-        if low < 0 or not reached:
-            raise InputError.value(
-                "agent.target_entropy",
-                low if low < 0 else high,
-                f"be at least 0 and less than {self._largest_entropy:.3g}, the entropy of "
-                f"{self.num_parameters} equally likely actions",
-                fix=f"agent.target_entropy=null, which means {self.usual_entropy:.3g} here",
-            )
+        self.entropy_limits = 0.0, math.log(self.num_parameters)
+        self.usual_entropy = self.USUAL * self.entropy_limits[1]
 
     def random(self, count: int, generator: np.random.Generator) -> NDArray:
         """Draw uniform actions. [count]"""

@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.agents.agent import Observation
-from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.rollout_values_agent import RolloutValuesAgent, RolloutValuesConfig
-from labrl.errors import InputError
-from labrl.memory.rollout import check_budget
 from labrl.schedules import value_at
 from labrl.step import Masks
 
@@ -45,24 +42,6 @@ class Sarsa(RolloutValuesAgent):
         super().__init__(config, **runtime)
         self._next_action: NDArray[np.int64] | None = None
         """Actions after the last step; None if they are not chosen yet. [num_envs]"""
-
-    @classmethod
-    def check_config(cls, config: SarsaConfig, env: Any) -> None:
-        """Raise InputError if the budget ends before the first update or the exploration does not fit."""
-        check_budget(config.horizon, env)
-        if not exploration_class(config.exploration).TRAITS.probabilities:
-            raise InputError.unsupported(
-                "agent.exploration",
-                f"Sarsa learns the values of the exploring policy, but {config.exploration.target} does not "
-                "provide its probabilities",
-                "agent/exploration=epsilon_greedy or agent/exploration=boltzmann",
-            )
-        if config.network.noisy is not None:
-            raise InputError.unsupported(
-                "agent.network.noisy",
-                "Sarsa explores only with agent.exploration",
-                "agent.network.noisy=null",
-            )
 
     def act(self, observation: Observation) -> NDArray:
         """Choose valid actions for the environments, with exploration. [num_envs]"""

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from labrl.agents.agent import Actor
 from labrl.agents.replay_agent import ReplayActor
-from labrl.agents.td3 import TD3, DDPGConfig, TD3Config
-from labrl.errors import InputError
+from labrl.agents.td3 import TD3, TD3Config
 from labrl.memory import Transitions
 from labrl.networks.critics import PolicyNetwork
-from labrl.spaces import Spaces, is_vector
 from labrl.types import NonNegativeFloat
 
 EPSILON = 1e-3
@@ -84,19 +82,6 @@ class TD3BC(TD3):
             # A copy that only acts has no data; it receives mean and deviation with the policy.
             data = self.experience.observation_statistics() or (np.zeros(shape), np.ones(shape))
             self._normalization = Normalization(*data)
-
-    @classmethod
-    def check(cls, config: DDPGConfig, spaces: Spaces) -> None:
-        """Raise InputError for unsupported spaces."""
-        super().check(config, spaces)
-        assert isinstance(config, TD3BCConfig)
-        if config.normalize_observations and not is_vector(spaces.observation):
-            raise InputError.unsupported(
-                "agent.normalize_observations=true",
-                "it needs observations that are real numbers, but this environment's observations are "
-                f"{spaces.observation}",
-                "agent.normalize_observations=false",
-            )
 
     def layout(self, observation: NDArray) -> Any:
         """Return observations, normalized if the options say so, in the networks' layout. [n, *obs]"""

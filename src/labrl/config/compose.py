@@ -361,15 +361,4 @@ def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None
             f"'env.make={{_target_: {config.env.target}}}'",
             code="target",
         )
-    config.agent.check("check_config", config.env.config)
-    env = config.env.config
-    if env.num_envs > env.max_frame:
-        raise InputError.value(
-            "env.num_envs",
-            env.num_envs,
-            f"be at most env.max_frame={env.max_frame}",
-            why="a session needs at least one step of each environment",
-            fix="env.num_envs=8",
-            code="contradiction",
-        )
     return config

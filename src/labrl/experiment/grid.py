@@ -30,6 +30,7 @@ from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.provenance import Origin
 from labrl.run.run import Run
 from labrl.trial.configuration import check_fit, check_start_from, edit_run, resolved
+from labrl.trial.contradictions import check_keys
 from labrl.trial.fork import ForkPoint, check_fork
 from labrl.trial.past import check_past
 from labrl.trial.resume import continue_config, frames_reached, lacks_files
@@ -335,7 +336,7 @@ def _check_values(trial: _Trial, config_dir: str | None) -> None:
     # Those of a trial that goes back to a run were recorded from a valid configuration.
     overrides = [] if trial.cfg is None else trial.record.overrides
     with naming_file(overrides, config_dir):
-        resolve(trial.cfg or plain, plain)
+        check_keys(resolve(trial.cfg or plain, plain))
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
     if trial.cfg is not None:
         check_environment(plain["env"], trial.choices["env"])

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.errors import InputError
 from labrl.memory import Transitions
 from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits
 from labrl.spaces import ACHIEVED, DESIRED, Goals
@@ -44,29 +43,13 @@ class HindsightReplay(Replay):
         """Take the same arguments as `Replay`. goals: the environment's goals, from which rewards for new
         goals come."""
         if goals is None and not runtime["workspace"].acting_only:
-            raise _no_goals()
+            raise ValueError("hindsight needs goals")
         super().__init__(config, gamma=gamma, **runtime)
         self._goals, self._gamma = goals, np.float32(gamma)
         # First and last step of the episode of the step in each slot; last is -1 in unfinished episodes.
         self._first = np.zeros((self.num_envs, self.slots), np.int64)
         self._last = np.full((self.num_envs, self.slots), -1, np.int64)
         self._begin = np.zeros(self.num_envs, np.int64)  # first step of the unfinished episode [num_envs]
-
-    @classmethod
-    def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raise InputError if the environment has no goals, or if n_step is greater than 1."""
-        if goals is None:
-            raise _no_goals()
-        goals.check()
-        if n_step > 1:
-            raise InputError.value(
-                "agent.n_step",
-                n_step,
-                "be 1 with agent/memory=hindsight",
-                why="a new goal changes the reward of every step in a window",
-                fix="agent.n_step=1",
-                code="contradiction",
-            )
 
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
@@ -128,12 +111,3 @@ class HindsightReplay(Replay):
         self._first[env, places] = first
         self._last[env, places] = last
         self._begin[env] = last + 1
-
-
-def _no_goals() -> InputError:
-    return InputError.unsupported(
-        "agent.memory",
-        "hindsight needs a goal environment, which has a method compute_reward(achieved_goal, desired_goal, "
-        "info), and whose observations are a dict that contains the arrays achieved_goal and desired_goal",
-        "agent/memory=uniform",
-    )

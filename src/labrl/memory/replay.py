@@ -54,12 +54,11 @@ class Replay(TransitionRing):
 
     @classmethod
     def check(cls, config: StorageConfig, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raise InputError if settings contradict each other."""
-        config.check_capacity(num_envs, n_step)
+        """Raise InputError if settings of a derived class contradict each other."""
 
     @classmethod
     def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raise InputError if the buffer needs goals but the environment has none."""
+        """Raise InputError if a derived class does not support the goals of the environment."""
 
     def __len__(self) -> int:
         """Return the number of transitions that can be sampled now, because their windows are complete."""

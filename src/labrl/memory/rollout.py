@@ -12,15 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import LabrlError
 from labrl.memory import Minibatch
-from labrl.spaces import array_dtype, stored_dtype
+from labrl.spaces import stored_dtype
 
 if TYPE_CHECKING:
     from labrl.step import Masks, States, Step
@@ -52,24 +51,6 @@ def generalized_advantages(
     return advantage
 
 
-def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
-    """Raise InputError if the observations of a rollout do not fit in memory.
-
-    space: space of one observation.
-    """
-    from labrl.memory.workspace import gigabytes, memory_available  # not needed for learning
-
-    needed = horizon * num_envs * math.prod(space.shape or ()) * stored_dtype(array_dtype(space)).itemsize
-    available = memory_available()
-    if available is not None and needed > available:
-        raise InputError.resources(
-            f"agent.horizon={horizon} x env.num_envs={num_envs}",
-            f"the observations of a rollout need {gigabytes(needed)} GB of memory, but only "
-            f"{gigabytes(available)} GB are available",
-            f"agent.horizon={max(horizon * available // needed, 1)} or less, or a smaller env.num_envs",
-        )
-
-
 def nearest_divisor(number: int, wanted: int, unit: int) -> int:
     """Return the divisor of `number` that is a multiple of `unit` and nearest to `wanted`.
 
@@ -78,36 +59,6 @@ def nearest_divisor(number: int, wanted: int, unit: int) -> int:
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     divisors = small + [number // divisor for divisor in reversed(small)]
     return unit * min(divisors, key=lambda divisor: abs(unit * divisor - wanted))
-
-
-def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) -> None:
-    """Raise InputError unless the minibatch size divides the rollout.
-
-    env: the `env` group; unit: a suggested minibatch size is a multiple of this number.
-    """
-    rollout = horizon * env.num_envs
-    if rollout % batch_size:
-        raise InputError.value(
-            "agent.batch_size",
-            batch_size,
-            f"divide the rollout of {rollout} steps (agent.horizon={horizon} x env.num_envs={env.num_envs})",
-            fix=f"The nearest allowed value is agent.batch_size={nearest_divisor(rollout, batch_size, unit)}",
-            code="contradiction",
-        )
-
-
-def check_budget(horizon: int, env: Any) -> None:
-    """Raise InputError if training would end before the first update. env: the `env` group."""
-    rollout = horizon * env.num_envs
-    if env.max_frame < rollout:
-        raise InputError.value(
-            "env.max_frame",
-            env.max_frame,
-            f"be at least one rollout of {rollout} frames (agent.horizon={horizon} x "
-            f"env.num_envs={env.num_envs})",
-            fix=f"env.max_frame={rollout} or a smaller agent.horizon, or meta=dev for a quick try",
-            code="contradiction",
-        )
 
 
 class Segments(NamedTuple):

@@ -46,10 +46,6 @@ class SequenceReplayConfig(StorageConfig):
         """Return the number of consecutive steps that one sequence and its targets need."""
         return self.sequence_length + n_step - 1
 
-    def reasons(self, num_envs: int, n_step: int) -> str:
-        """Return the settings that determine the number of steps to keep, for messages."""
-        return f"{super().reasons(num_envs, n_step)}, agent.memory.sequence_length={self.sequence_length}"
-
     def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
         """Return the number of frames after which there are `batch_size` steps to learn from."""
         rounds = -(-batch_size // (self.learned * num_envs))
@@ -141,22 +137,6 @@ class SequenceReplay(Replay):
         self._period, self._count = config.learned, config.steps_for(n_step)
         super().__init__(config, n_step=n_step, **runtime)
         self._states = self._arrays["states"]  # [num_envs, places, state_size]
-
-    @classmethod
-    def check(cls, config: Any, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raise InputError if no sequence fits, or if a minibatch does not consist of complete sequences."""
-        super().check(config, batch_size=batch_size, num_envs=num_envs, n_step=n_step)
-        learned = config.learned
-        if batch_size % learned:
-            raise InputError.value(
-                "agent.batch_size",
-                batch_size,
-                f"be a multiple of {learned}, the number of steps in a sequence after the burn-in "
-                f"(agent.memory.sequence_length={config.sequence_length} minus "
-                f"agent.memory.burn_in={config.burn_in})",
-                fix=f"agent.batch_size={-(-batch_size // learned) * learned}",
-                code="contradiction",
-            )
 
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None

@@ -53,26 +53,9 @@ class StorageConfig:
         """Return the number of steps of each environment to keep, so that one step can always be sampled."""
         return n_step + 1
 
-    def reasons(self, num_envs: int, n_step: int) -> str:
-        """Return the settings that determine the number of steps to keep, for messages."""
-        return f"env.num_envs={num_envs}, agent.n_step={n_step}"
-
     def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
         """Return the number of frames after which a minibatch can be drawn."""
         return batch_size + n_step * num_envs
-
-    def check_capacity(self, num_envs: int, n_step: int) -> None:
-        """Raise InputError if the buffer cannot keep enough steps of every environment."""
-        steps = self.steps_kept(n_step)
-        if self.capacity < num_envs * steps:
-            raise InputError.value(
-                "agent.memory.capacity",
-                self.capacity,
-                f"be at least {num_envs * steps}",
-                why=f"it must keep {steps} steps of each environment ({self.reasons(num_envs, n_step)})",
-                fix=f"agent.memory.capacity={num_envs * steps} or more",
-                code="contradiction",
-            )
 
 
 class TransitionRing:
@@ -112,7 +95,6 @@ class TransitionRing:
         if self._acting_only:
             least = num_envs * config.steps_kept(n_step)
             config = dataclasses.replace(config, capacity=least, storage="ram")
-        config.check_capacity(num_envs, n_step)
         self._config: Any = config
         self.generator, self.num_envs, self.steps = generator, num_envs, 0
         self.live = config.capacity // num_envs

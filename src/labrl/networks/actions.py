@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.errors import InputError
 from labrl.networks.layers import Array, cast
 from labrl.spaces import has_bounds
 
@@ -114,17 +113,6 @@ class BoxActions:
     def fits(space: gym.spaces.Box) -> bool:
         """Return whether a Box space is bounded and has a floating-point dtype."""
         return has_bounds(space) and np.issubdtype(space.dtype, np.floating)
-
-    @classmethod
-    def check(cls, space: gym.spaces.Box, agent: str) -> None:
-        """Raise InputError if a Box space is unbounded or has an integer dtype."""
-        if not cls.fits(space):
-            raise InputError(
-                f"agent: {agent} scales its actions from (-1, 1) to the bounds of a box of real numbers, but "
-                f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds.",
-                code="unsupported",
-                key="agent",
-            )
 
     def to_env(self, action: Array) -> Array:
         """Scale actions to the bounds. [n, size] -> [n, *action]"""

@@ -17,7 +17,6 @@ from labrl.networks.layers import (
     Activation,
     ExploringHead,
     Float32Linear,
-    check_head,
     initialize,
     orthogonal,
     with_activations,
@@ -42,10 +41,6 @@ class ActorCriticConfig:
     """Activation after each layer of the heads, by its name in torch.nn."""
     head_layer_norm: bool
     """Whether the outputs of the heads' layers are normalized before the activation (arXiv:1607.06450)."""
-
-    def __post_init__(self) -> None:
-        units = {"policy_head": self.policy_head, "value_head": self.value_head}
-        check_head(units, self.head_layer_norm)
 
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from labrl.component import Component, accepted_settings
-from labrl.errors import Code, InputError, LabrlError
-from labrl.networks.layers import ConcatInputs, vector_space
-from labrl.spaces import Spaces, example, sees_images, several_images
+from labrl.component import Component
+from labrl.errors import Code, InputError, LabrlError, described
+from labrl.networks.layers import ConcatInputs
+from labrl.spaces import Spaces, example, sees_images
 
 Built = TypeVar("Built", bound=tuple[nn.Module, ...])
 
@@ -38,6 +38,8 @@ DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, n
 """Layers that draw random numbers unless their `p` is 0."""
 DROPS = nn.RNNBase, nn.MultiheadAttention
 """Layers that use dropout unless their `dropout` is 0."""
+
+_COMPUTED = torch.float32, torch.bfloat16
 
 AS_THEY_ARE: Any = operator.itemgetter(...)
 """Default `layout` of a torso; it returns an array or a tensor unchanged."""
@@ -60,107 +62,56 @@ def traits_of(torso: Component) -> TorsoTraits:
     return getattr(torso.load(), "TRAITS", TorsoTraits())
 
 
-def refusal(what: str, code: Code = "unsupported") -> InputError:
+def refusal(what: str, code: Code = "unsupported", key: str = TORSO) -> InputError:
     """Return the error for a torso that cannot be used."""
-    return InputError.about(TORSO, what, code=code)
+    return InputError.about(key, what, code=code)
 
 
-def check_torso(
-    torso: Component, spaces: Spaces, recurrent: bool | None = False, whole_minibatches: bool = False
-) -> bool:
-    """Raise InputError for a torso that cannot read the observations, or that the agent cannot use.
-
-    recurrent: True if the torso must carry a state from step to step, False if it must not, None if it may;
-    whole_minibatches: whether the agent learns from each minibatch as a whole, and acts with the statistics
-    of minibatches that its network keeps. Returns whether the torso is recurrent.
-    """
-    for part in () if whole_minibatches else _components(torso):
-        if traits_of(part).batch_statistics:
-            raise refusal(
-                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=mlp_256 or another "
-                "network (agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
-            )
-    is_recurrent = traits_of(torso).recurrent
-    if is_recurrent and recurrent is False:
-        raise refusal(
-            f"{torso.target} is recurrent, but this agent carries no state between steps. Set "
-            "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
-        )
-    if recurrent and not is_recurrent:
-        raise refusal(
-            f"{torso.target} is not recurrent, but a recurrent agent needs a recurrent torso. Set "
-            "agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn)."
-        )
-    check_reads(torso, spaces.observation)
-    return is_recurrent
-
-
-def check_reads(torso: Component, space: gym.Space[Any]) -> None:
-    """Raise InputError for observations that the torso cannot read."""
-    if several_images(space) and not traits_of(torso).several_inputs:
-        raise refusal(
-            f"{torso.target} reads one array, but this environment's observations are {space}. Use "
-            "agent/network=auto or agent/network=inputs."
-        )
-    taken = accepted_settings(torso.load())
-    if taken is not None and "observation_space" not in taken:
-        raise refusal(
-            f"{torso.target} cannot be built for an environment, because its __init__ takes no argument "
-            "observation_space. Derive a class whose __init__ takes it, and name the derived class.",
-            "target",
-        )
-    torso.check("check", vector_space(space))
-
-
-def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
+def build_torso(torso: Component, space: gym.Space[Any], key: str = TORSO) -> Any:
     """Return the torso for observations of `space`. Raises InputError if the module is not a usable torso.
 
     The module has `layout`, which converts observations, [batch, *obs], to the one array that it reads;
     `num_features`; `state_size`, 0 unless it is recurrent; and `changes`, the names of the buffers that its
-    forward pass writes to.
+    forward pass writes to. key: key of the torso, for messages.
     """
-    check_reads(torso, space)
     layout = ConcatInputs(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
+    code: Code = "unsupported" if torso.target.startswith("labrl.") else "target"
     try:
-        built: Any = torso.build(observation_space=space if layout is None else layout.space)
-        weights = list(built.parameters()) if isinstance(built, nn.Module) else []
-    except LabrlError:
-        raise
+        built = torso.build(observation_space=space if layout is None else layout.space)
+        if not isinstance(built, nn.Module):
+            raise TypeError("it is not a torch.nn.Module")
+        made: Any = built
+        made.layout = layout or getattr(made, "layout", AS_THEY_ARE)
+        made.state_size = made.state_size if traits_of(torso).recurrent else 0
+        made.num_features, made.changes = _examine(made, made.layout(example(space)))
+    except LabrlError as error:
+        message, given = error.message.replace(TORSO, key), error.key and error.key.replace(TORSO, key)
+        raise InputError(message, code=error.code, key=given) from error
     except Exception as error:  # a user's own code may raise anything
-        raise refusal(f"{torso.target} cannot be made: {type(error).__name__}: {error}", "target") from error
-    if not isinstance(built, nn.Module):
-        raise refusal(f"{torso.target} is not a torch.nn.Module; derive it from that class.", "target")
-    for weight in weights:
-        if weight.dtype != torch.float32:
-            raise refusal(
-                f"{torso.target} has weights in {weight.dtype}; labrl trains weights in torch.float32, and "
-                "meta.precision=bf16 computes in bfloat16 with them.",
-                "target",
-            )
-    made: Any = built
-    made.layout = layout or getattr(built, "layout", AS_THEY_ARE)
-    made.state_size = built.state_size if traits_of(torso).recurrent else 0
-    made.num_features, made.changes = _examine(made, made.layout(example(space)))
+        why = f"{torso.target} does not work with observations of {space}: {described(error)}"
+        raise refusal(why, code, key) from error
     return made
 
 
 def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
     """Return the number of features and the names of the buffers that a forward pass changes.
 
-    The buffers and the state of torch's generator are restored afterwards.
+    The buffers and the state of torch's generator are restored afterwards. Raises an exception if the module
+    does not work as a torso.
     """
     one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
     torso.eval()
     with torch.no_grad():
         size = _count_features(torso, one)
+    if any(weight.dtype != torch.float32 for weight in torso.parameters()):
+        raise ValueError("its weights must be in float32; meta.precision=bf16 computes in bfloat16 with them")
     torso.train()
     generator, before = torch.get_rng_state(), {n: buffer.clone() for n, buffer in torso.named_buffers()}
     _count_features(torso, torch.cat([one, one]))
     if not torch.equal(generator, torch.get_rng_state()):
         torch.set_rng_state(generator)
         raise refusal(
-            f"the forward pass of {type(torso).__name__} draws random numbers from PyTorch's global "
-            "generator, so that the run would not be reproducible. Remove the random layers."
+            f"the forward pass of {type(torso).__name__} draws from PyTorch's global generator, {UNSEEDED}"
         )
     changes = []
     with torch.no_grad():
@@ -172,46 +123,35 @@ def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
 
 
 def _count_features(torso: Any, batch: Tensor) -> int:
-    """Return the number of features. Raises InputError if the module does not work as a torso."""
-    version, name = batch._version, type(torso).__name__
-    expected = f"{name} must turn observations into features [batch, features]"
-    try:
-        features = torso(batch)[0] if torso.state_size else torso(batch)
-    except Exception as error:  # a user's own code may raise anything
-        raise refusal(
-            f"{expected}, but fails on {list(batch.shape)}: {type(error).__name__}: {error}", "target"
-        ) from error
+    """Return the number of features. Raises an exception if the module does not work as a torso."""
+    version = batch._version
+    features = torso(batch)[0] if torso.state_size else torso(batch)
     if batch._version != version:
-        raise refusal(
-            f"{name} modifies its input, which is stored for later updates. Clone the input first in "
-            "forward().",
-            "target",
-        )
-    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
-        given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise refusal(f"{expected}, but it turned {list(batch.shape)} into {given}.", "target")
-    if features.dtype not in (torch.float32, torch.bfloat16):
-        raise refusal(f"{expected} in float32, but it returned {features.dtype}.", "target")
+        raise ValueError("it modifies its input, which is stored for later updates")
+    if features.shape != (len(batch), features.shape[-1]) or features.dtype not in _COMPUTED:
+        given, dtype = list(features.shape), features.dtype
+        why = f"it must turn {list(batch.shape)} into features [{len(batch)}, features] in float32"
+        raise ValueError(f"{why}, not {given} in {dtype}")
     return int(features.shape[1])
 
 
 def is_recurrent(settings: Any) -> bool:
     """Return whether a torso anywhere in the settings carries a state from step to step."""
-    found = (traits_of(part) for part in _components(settings))
+    found = (traits_of(part) for part in components_in(settings))
     return any(isinstance(traits, TorsoTraits) and traits.recurrent for traits in found)
 
 
-def _components(settings: Any) -> Iterator[Component]:
+def components_in(settings: Any) -> Iterator[Component]:
     """Yield all components in the settings, including nested ones."""
     if isinstance(settings, Component):
         yield settings
-        yield from _components(settings.config)
+        yield from components_in(settings.config)
     elif is_dataclass(settings):
         for inner in vars(settings).values():
-            yield from _components(inner)
+            yield from components_in(inner)
     elif isinstance(settings, dict):
         for inner in settings.values():
-            yield from _components(inner)
+            yield from components_in(inner)
 
 
 def build_networks(

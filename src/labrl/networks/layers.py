@@ -6,7 +6,7 @@ Agents act with arrays, exported policies with tensors; functions of an `Array` 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -108,19 +108,6 @@ def with_activations(layers: Sequence[nn.Linear], between: Activation, layer_nor
     if layer_norm and layers:
         return [LayerNormMLP(layers, activation_layer(between))]
     return [part for layer in layers for part in (layer, activation_layer(between))]
-
-
-def check_head(units: Mapping[str, list[int]], layer_norm: bool) -> None:
-    """Raise ValueError if layer normalization is set for a head that has no hidden layers.
-
-    units: numbers of units in the hidden layers of each head, by key in `agent.network`.
-    """
-    if layer_norm and not any(units.values()):
-        none = " and ".join(f"agent.network.{name}=[]" for name in units)
-        raise ValueError(
-            f"head_layer_norm=true is for layers between torso and outputs, but {none}: set "
-            f"agent.network.{next(iter(units))}=[64] or agent.network.head_layer_norm=false"
-        )
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

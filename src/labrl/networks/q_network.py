@@ -17,7 +17,6 @@ from labrl.networks.layers import (
     Float32Linear,
     NoisyLinear,
     activation_layer,
-    check_head,
     in_float32,
 )
 from labrl.spaces import Spaces
@@ -41,9 +40,6 @@ class QNetworkConfig:
     noisy: PositiveFloat | None
     """Initial magnitude of the noise in the layers after the torso, sigma_0, > 0, 0.5 in the paper
     (arXiv:1706.10295); null: no noise."""
-
-    def __post_init__(self) -> None:
-        check_head({"head": self.head}, self.head_layer_norm)
 
 
 class Stream(nn.Module):

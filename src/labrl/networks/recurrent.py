@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from labrl.component import Component
-from labrl.errors import InputError
-from labrl.networks.building import TorsoTraits, build_torso, check_reads, traits_of
+from labrl.networks.building import TorsoTraits, build_torso
 from labrl.networks.layers import in_float32
 from labrl.types import PositiveInt
 
@@ -61,17 +60,6 @@ class Recurrent(nn.Module):
         self._layers = config.layers
         self.state_size = self._parts * config.hidden_size
         """Size of the state of each environment."""
-
-    @classmethod
-    def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError if the inner torso cannot read the observations, or is recurrent itself."""
-        if traits_of(config.torso).recurrent:
-            raise InputError.unsupported(
-                "agent.network.torso.torso",
-                f"{config.torso.target} is recurrent itself, so its state would be empty at every step",
-                "Set another torso, or agent.network.torso.layers=2 for two layers",
-            )
-        check_reads(config.torso, observation_space)
 
     def forward(
         self, observation: Tensor, state: Tensor | None = None, lengths: NDArray[np.int64] | None = None

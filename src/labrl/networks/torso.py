@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from labrl.component import Component
 from labrl.errors import InputError
-from labrl.networks.building import TorsoTraits, build_torso, check_reads, refusal
+from labrl.networks.building import TorsoTraits, build_torso, refusal
 from labrl.networks.layers import (
     Activation,
     ConcatInputs,
@@ -114,27 +114,15 @@ class ImageTorso(nn.Module):
     """Smallest height and width in pixels that the convolutions support."""
 
     def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError like `check`."""
+        """Raise InputError for observations that are not images."""
         super().__init__()
-        self.check(config, observation_space)
+        if not is_image(observation_space):
+            raise refusal(
+                f"{type(self).__name__} needs images (three axes of bytes), not {observation_space}"
+            )
         self.image_shape = image_shape(observation_space)[:3]
         """Height, width and number of channels."""
         self.channels_first = image_shape(observation_space)[3]
-
-    @classmethod
-    def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError for observations that are not images, or for images that are too small."""
-        if not is_image(observation_space):
-            raise refusal(
-                f"{cls.__name__} needs images (three axes of bytes), got {observation_space}. Use "
-                "agent/network=auto or agent/network=mlp."
-            )
-        height, width, _, _ = image_shape(observation_space)
-        if min(height, width) < cls.smallest:
-            raise refusal(
-                f"{cls.__name__} needs images of at least {cls.smallest} pixels in height and width, got "
-                f"{height} x {width}. Use agent/network=mlp or your own torso."
-            )
 
     def layout(self, observation: Any) -> Any:
         """Move the channels to the last axis. [num_envs, *obs] -> [num_envs, height, width, channels]
@@ -232,9 +220,13 @@ class Inputs(nn.Module):
 
     def __init__(self, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
-        self.check(config, observation_space)
-        assert isinstance(observation_space, gym.spaces.Dict)
+        if not (isinstance(observation_space, gym.spaces.Dict) and several_images(observation_space)):
+            raise refusal(f"Inputs needs several inputs with an image, got {observation_space}")
         images = {name: inner for name, inner in observation_space.spaces.items() if is_image(inner)}
+        for name in config.own:
+            if name not in images:
+                why = f"there is no such image; the images are {', '.join(images)}"
+                raise InputError.about(f"agent.network.torso.own.{name}", why, code="unknown-key")
         others = {name: inner for name, inner in observation_space.spaces.items() if name not in images}
         self._numbers = ConcatInputs(gym.spaces.Dict(others)) if others else None
         size = math.prod(self._numbers.space.shape) if self._numbers is not None else 0
@@ -252,26 +244,6 @@ class Inputs(nn.Module):
         self.joint: nn.Module = nn.Identity()
         if others:
             self.joint = build_torso(config.joint, gym.spaces.Box(-np.inf, np.inf, (size,), np.float32))
-
-    @classmethod
-    def check(cls, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError if there are no images among several inputs, or a torso cannot read its input."""
-        if not several_images(observation_space):
-            raise refusal(
-                "Inputs requires several inputs, at least one of them an image, but the observation space is "
-                f"{observation_space}. Use agent/network=auto."
-            )
-        assert isinstance(observation_space, gym.spaces.Dict)
-        names = [name for name, inner in observation_space.spaces.items() if is_image(inner)]
-        for name in config.own:
-            if name not in names:
-                raise InputError.about(
-                    f"agent.network.torso.own.{name}",
-                    f"there is no such image; the images are {', '.join(names)}",
-                    code="unknown-key",
-                )
-        for name in names:
-            check_reads(config.torso_of(name), observation_space.spaces[name])
 
     def layout(self, observation: Any) -> Any:
         """Convert a structured array with a field for each input to rows of bytes. [batch] -> [batch, bytes]
@@ -325,7 +297,7 @@ class FittingTorso(nn.Sequential, ABC):
 
     def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
         """Raise InputError if no torso fits."""
-        torso = build_torso(self.check(config, observation_space), observation_space)
+        torso = build_torso(self.choose(config, observation_space), observation_space)
         super().__init__(torso)
         self.layout = torso.layout
 
@@ -335,7 +307,7 @@ class FittingTorso(nn.Sequential, ABC):
         """Return the torso for images that are large enough, and the torso for everything else."""
 
     @classmethod
-    def check(cls, config: Any, observation_space: gym.Space[Any]) -> Component:
+    def choose(cls, config: Any, observation_space: gym.Space[Any]) -> Component:
         """Return the torso that fits. Raises InputError for stacked color images, which no torso supports."""
         space, target = observation_space, f"{cls.__module__}.{cls.__qualname__}"
         if isinstance(space, gym.spaces.Dict):
@@ -343,9 +315,8 @@ class FittingTorso(nn.Sequential, ABC):
             return Component(f"{__name__}.Inputs", InputsConfig(joint=own, image=own, own={}))
         if isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 4:
             raise refusal(
-                f"{target} supports vectors and images with three axes, but observations are stacks of color "
-                f"images, {space.shape}. Set env.grayscale=true for a game of the ALE, or use your own "
-                "torso: ~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
+                f"{target} supports images with three axes, but observations are stacks of color images, "
+                f"{space.shape}. Set env.grayscale=true for a game of the ALE, or use your own torso."
             )
         images, others = cls.parts(config)
         return images if is_image(space) and min(image_shape(space)[:2]) >= NatureCNN.smallest else others

@@ -62,16 +62,12 @@ def check_machine(config: TrialConfig, images: bool) -> None:
     # Imported late: processes that only count cores do not need PyTorch.
     from labrl.agents.make import learns_faster_on_gpu
     from labrl.learning.compute import Compute
-    from labrl.networks.building import is_recurrent
 
     meta = config.meta
     available_cpus()  # refuses a wrong LABRL_NUM_CPUS before anything is made
     check_resources(math.ceil(meta.num_cpus or 1), meta.num_gpus, machine_cpus(), len(visible_gpus()))
     on_gpu = learns_faster_on_gpu(config, images)
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
-    if meta.compile and is_recurrent(config.agent):
-        why = "recurrent networks cannot be compiled, because their cells are kernels of PyTorch"
-        raise InputError.unsupported("meta.compile=true", why, "meta.compile=false")
     if meta.compile:
         _check_compiler(compute.device.type)
 

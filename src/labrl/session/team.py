@@ -21,11 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labrl.agents.agent import agent_class
-from labrl.agents.make import learns_faster_on_gpu
-from labrl.config.schema import TrialConfig
-from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.learning.ranks import Ranks
 from labrl.run.atomic import write_atomic
@@ -282,28 +277,6 @@ def forget_shared_weights(run_folder: Path) -> None:
     """Remove the files of earlier sessions before new sessions start, because the new ones restore their
     weights from checkpoints."""
     shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
-
-
-def check_shared_weights(config: TrialConfig, images: bool) -> None:
-    """Raise InputError if the sessions of a trial are to share their weights, but cannot.
-
-    images: whether the agent sees images.
-    """
-    meta = config.meta
-    if not meta.distributed:
-        return
-    if meta.max_session < 2:
-        allowed = f"be at least 2 with meta.distributed={meta.distributed}, which needs several sessions"
-        fix = "meta.max_session=2 or more"
-        raise InputError.value("meta.max_session", meta.max_session, allowed, fix=fix, code="contradiction")
-    agent_class(config.agent).check_shared(config.agent.config)
-    on_gpu = learns_faster_on_gpu(config, images)
-    compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
-    if compute.device.type != "cpu":
-        setting, other = f"meta.device={meta.device}", f"meta.distributed={meta.distributed}"
-        raise InputError.contradiction(
-            setting, other, "sessions share weights in main memory", "meta.device=cpu"
-        )
 
 
 def on_cpu(state: Any) -> Any:

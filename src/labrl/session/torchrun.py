@@ -22,7 +22,6 @@ from labrl.processes.signals import when_the_parent_ends
 from labrl.run.provenance import Typed, as_typed
 
 if TYPE_CHECKING:
-    from labrl.config.schema import TrialConfig
     from labrl.learning.ranks import Ranks
     from labrl.run.run import Run
 
@@ -71,32 +70,6 @@ def refuse_torchrun(what: str) -> None:
     if (launch := Launch.here()) is not None:
         why = f"its {launch.size} processes train one session together"
         raise InputError.contradiction(what, "torchrun", why, "Start labrl without torchrun")
-
-
-def check_launch(config: TrialConfig) -> None:
-    """Raise InputError if the configuration cannot be trained by the ranks of torchrun."""
-    launch = Launch.here()
-    if launch is None:
-        return
-    meta, num_envs = config.meta, config.env.config.num_envs
-    if meta.distributed:
-        refuse_torchrun(f"meta.distributed={meta.distributed}")
-    if meta.max_session > 1:
-        refuse_torchrun(f"meta.max_session={meta.max_session}")
-    if meta.async_unroll is not None:
-        refuse_torchrun("meta.async_unroll")
-    if num_envs % launch.size:
-        near = max(num_envs // launch.size, 1) * launch.size
-        raise InputError.value(
-            "env.num_envs",
-            num_envs,
-            f"be a multiple of {launch.size}, the number of ranks (--nproc-per-node times --nnodes)",
-            fix=f"env.num_envs={near}",
-            code="contradiction",
-        )
-    from labrl.agents.make import for_rank
-
-    for_rank(config.agent, launch.size)
 
 
 def check_resume(run: Run) -> None:

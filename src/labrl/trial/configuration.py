@@ -60,7 +60,11 @@ def configure(cfg: DictConfig | Mapping[str, Any], origin: Origin) -> Configurat
     with naming_file(origin.overrides, origin.config_dir):
         if "torch" not in sys.modules:
             doing("loading PyTorch")
-        return Configuration(plain, resolve(cfg, plain), origin)
+        from labrl.trial.contradictions import check_keys  # imports PyTorch
+
+        config = resolve(cfg, plain)
+        check_keys(config)
+        return Configuration(plain, config, origin)
 
 
 def edit_run(
@@ -129,12 +133,13 @@ def check_fit(env: Any, agent: str) -> None:
     env: the group `env` of a configuration as plain data; agent: the option of the group `agent`.
     """
     # Imported late: a misspelled key must not wait for environments.
-    from labrl.agents.make import check_actions
+    from labrl.agents.make import check_actions, named_agents
     from labrl.component import Component
     from labrl.config.validate import dataclass_of
     from labrl.envs.make import describe
 
-    check_actions(agent, describe(dataclass_of(Component, env, "env"))[1])
+    if (kind := named_agents().get(agent)) is not None:
+        check_actions(agent, kind, describe(dataclass_of(Component, env, "env"))[1])
 
 
 def check_start_from(run: str | None, overrides: Sequence[str]) -> None:

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labrl.agents.make import check_abilities, check_actions
-from labrl.agents.parts.experience import check_replay
+from labrl.agents.make import for_rank
 from labrl.agents.transforms import Transforms
 from labrl.config.compose import check_no_search
 from labrl.config.schema import TrialConfig
@@ -25,10 +24,10 @@ from labrl.run.run import Run
 from labrl.seeding import draw_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.devices import check_machine
-from labrl.session.team import check_shared_weights
-from labrl.session.torchrun import check_launch
+from labrl.session.torchrun import Launch
 from labrl.spaces import Spaces, sees_images
 from labrl.trial.configuration import Configuration
+from labrl.trial.contradictions import check_spaces
 from labrl.trial.summary import how_to_report, how_to_resume
 
 if TYPE_CHECKING:
@@ -68,10 +67,8 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
         check_machine(config, images)
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
-    check_actions(agent, action_space)
-    config.agent.check("check", spaces)
-    check_abilities(config, action_space, masked=gives_masks(config.env))
-    check_launch(config)
+    check_spaces(config, agent, spaces, gives_masks(config.env))
+    for_rank(config.agent, 1 if (launch := Launch.here()) is None else launch.size)
     if (num_sessions := config.meta.max_session) > 1:
         asked = f"meta.max_session={num_sessions}"
         room = memory_available()
@@ -83,9 +80,7 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
                 f"meta.max_session={max(room // SESSION_BYTES, 1)}, or type labrl -m seed=0,1,2 to run the "
                 "seeds one after another",
             )
-    check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
-    check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
     is_sent(config.wandb)
 

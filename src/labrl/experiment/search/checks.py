@@ -10,6 +10,7 @@ from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.experiment.search.options import MedianPruner, NoPruner, Pruner, Settings, start_of
+from labrl.trial.contradictions import check_keys
 
 
 def check_search(config: DictConfig) -> None:
@@ -18,7 +19,7 @@ def check_search(config: DictConfig) -> None:
     config: configuration that Hydra has composed.
     """
     try:
-        resolve(config, to_plain(config))
+        check_keys(resolve(config, to_plain(config)))
     except InputError as error:
         # The search space may add a missing key, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
         if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:
