@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -30,6 +31,9 @@ from labrl.processes.signals import (
 
 LEAVE_SECONDS = 5.0
 """Seconds between closing the connection to idle workers and killing those that have not exited."""
+
+LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
+"""Length in bytes of the longest path of a folder in which Python can make its sockets."""
 
 _GONE = (EOFError, OSError, pickle.UnpicklingError)
 
@@ -57,9 +61,11 @@ def worker_context(preload: Sequence[str]) -> Any:
     """Return the multiprocessing context of workers.
 
     A child forked from this process would inherit the threads of torch in an unusable state, and locks that
-    no thread releases. The server, from which it is forked instead, imports the modules in `preload` once.
+    no thread releases. The server, from which it is forked instead, imports the modules in `preload` once. It
+    has a socket in the folder of temporary files, whose path may be too long for one.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    too_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER
+    if too_long or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
