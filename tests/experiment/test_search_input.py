@@ -13,7 +13,7 @@ from optuna.samplers import TPESampler
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.begin import check_ready, check_space, unwatched
+from labrl.experiment.search.begin import check_ready, check_space, evaluated_in_time, unwatched
 from labrl.experiment.search.space import BEST, Recipe, Space
 
 SEARCH = ["-m", "hydra/sweeper=optuna", "env=cartpole", "meta.max_trial=2"]
@@ -146,6 +146,23 @@ def test_trials_make_no_report_or_videos_unless_asked_for(typed: str) -> None:
         kept = {name: meta[name] for name in ("progress", "report", "videos")}
         asked = {} if key is None else {key.partition(".")[2]: True}
         assert kept == {"progress": False, "report": False, "videos": False, **asked}
+
+
+@pytest.mark.parametrize(
+    ("frames", "typed", "expected"),
+    [
+        (5000, [], ["meta.eval_frequency=1/10"]),
+        (10_000, [], ["meta.eval_frequency=1/10"]),
+        (20_000, [], []),
+        (5000, ["meta.eval_frequency=10000"], []),
+        (5000, ["meta.eval_frequency=7000"], []),
+    ],
+)
+def test_default_of_evaluations_follows_a_small_budget(
+    frames: int, typed: list[str], expected: list[str]
+) -> None:
+    plain = to_plain(compose([f"env.max_frame={frames}", *typed]))
+    assert evaluated_in_time(plain, typed) == expected
 
 
 def test_ready_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

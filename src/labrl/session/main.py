@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from labrl.agents.agent import NonFiniteError
-from labrl.agents.parts.experience import ExperienceConfig
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import (
@@ -165,7 +164,12 @@ def _described(error: BaseException) -> str:
 
 def _warn_of_another_scale(session: Session) -> None:
     drifting = session.transforms.drifting
-    if drifting and isinstance(session.config.agent.config, ExperienceConfig):
+    if not drifting:
+        return
+    # Imported late: most sessions have no replay buffer.
+    from labrl.agents.parts.experience import ExperienceConfig
+
+    if isinstance(session.config.agent.config, ExperienceConfig):
         _log.warning(
             "transforms.%s: its statistics change, but the replay buffer keeps transitions on the scale at "
             "which they were played, so old and new ones differ in scale. For rewards, use a fixed "

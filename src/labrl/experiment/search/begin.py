@@ -16,8 +16,10 @@ from omegaconf import DictConfig
 from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import SQLAlchemyError
 
+from labrl.config import config_folder
 from labrl.config.compose import resolve, to_plain
 from labrl.config.keys import changes, key_of
+from labrl.config.presets import read
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.envs.games import check_environment
@@ -71,6 +73,7 @@ def search(
     check_environment(plain["env"], choices["env"])
     # A seed on the command line is that of the search, from which the seeds of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
+    typed += evaluated_in_time(plain, typed)
     space = Space.of(asked.space, settings.params or {}, typed)
     recipe = Recipe(space, dict(choices), unwatched(typed), trials.config_dir)
     base = check_space(recipe)
@@ -130,6 +133,16 @@ def unwatched(typed: Sequence[str]) -> list[str]:
     example, each trial gets a report."""
     given = set(map(key_of, typed))
     return [override for override in OF_A_TRIAL if key_of(override) not in given]
+
+
+def evaluated_in_time(plain: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """Return an override with ten evaluations for trials whose budget the default frequency exceeds, because
+    a pruner needs them. A frequency that the user has set is kept. plain: the resolved configuration."""
+    default = read(config_folder() / "meta" / "default.yaml")["eval_frequency"]
+    frames, every = plain["env"]["max_frame"], plain["meta"]["eval_frequency"]
+    if "meta.eval_frequency" in map(key_of, typed) or every != default or frames > every:
+        return []
+    return ["meta.eval_frequency=1/10"]
 
 
 def check_space(recipe: Recipe) -> TrialConfig:
