@@ -127,15 +127,6 @@ def test_unsupported_agent_is_named_by_the_option_that_was_typed(agent: str, tmp
         labrl.train([f"agent={agent}", "env=pendulum", f"hydra.run.dir={tmp_path / 'run'}"])
 
 
-def test_searched_agent_that_does_not_fit_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    search = ["hydra/sweeper=optuna", "agent=choice(sac,dqn)", "env=pendulum", "agent.lr=interval(1e-4,1e-3)"]
-    assert main(["-m", *search, f"hydra.sweep.dir={tmp_path / 'e'}", *QUIET]) == WRONG_INPUT
-    assert "agent=dqn" in capsys.readouterr().err
-    assert not (tmp_path / "e").exists()
-
-
 def test_unsupported_agent_of_a_search_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["-m", "hydra/sweeper=optuna", "agent=c51", "env=pendulum", "agent.lr=interval(1e-4,1e-3)"]
     assert main([*overrides, f"hydra.sweep.dir={tmp_path / 'e'}"]) == WRONG_INPUT

@@ -19,18 +19,21 @@ from refusals import refused
 
 import labrl
 from labrl.agents.agent import Observation
-from labrl.agents.make import named_agents, refuse_masks
+from labrl.agents.make import named_agents
 from labrl.agents.parts.action_values import ExpectedValue
 from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, Values, uniform_valid
 from labrl.agents.random import uniform_actions
 from labrl.agents.sac import CategoricalPolicy
 from labrl.component import Component
+from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
 from labrl.errors import Code, EnvironmentFailedError, InputError
 from labrl.learning.compute import Compute
+from labrl.spaces import Spaces
 from labrl.step import Step
+from labrl.trial.contradictions import check_spaces
 
 AGENTS = (
     "ppo",
@@ -503,7 +506,8 @@ def test_agent_without_mask_support_is_refused_before_a_run(agent: str, tmp_path
 def test_refusal_of_masks_names_every_agent_of_discrete_actions_except_iql() -> None:
     space = gym.spaces.Discrete(3)
     discrete = {name for name, kind in named_agents().items() if kind.fits(space)}
+    config = resolve(compose(["agent=iql", "env=cartpole", "preset=none"]))
     with pytest.raises(InputError) as caught:
-        refuse_masks("iql", space, "doors")
+        check_spaces(config, "iql", Spaces(gym.spaces.Box(-1, 1, (3,)), space, 1), masked=True)
     named = [word.strip(".,:") for word in str(caught.value).split() if word.startswith("agent=")]
     assert sorted(named) == sorted(f"agent={name}" for name in discrete)  # iql is the one that is refused

@@ -389,7 +389,7 @@ def test_dev_keeps_values_that_were_typed() -> None:
 def test_refusal_of_a_small_budget_names_dev(agent: str) -> None:
     key = "agent.learning_starts" if agent == "rainbow" else "env.max_frame"
     with refused("contradiction", key, "meta=dev"):
-        composed(f"agent={agent}", "env=seaquest", "env.max_frame=1000")
+        check_keys(composed(f"agent={agent}", "env=seaquest", "env.max_frame=1000"))
 
 
 @pytest.mark.parametrize("override", ["env.num_envs=few", "agent.horizon=long"])

@@ -119,12 +119,6 @@ def test_id_of_an_environment_is_suggested_only_if_it_is_similar(
     assert suggested == ([meant] if meant else [])
 
 
-def test_error_for_noisy_exploration_names_what_was_typed() -> None:
-    with refused("contradiction", "agent.exploration", "agent/exploration=noise") as caught:
-        resolve(compose(["agent=dqn", "agent/exploration=noise"]))
-    assert "labrl.agents" not in str(caught.value)
-
-
 def test_key_below_a_null_is_refused() -> None:
     with refused(None, "agent.lr.start"):
         compose(["agent.lr=null", "agent.lr.start=3"])
@@ -195,19 +189,6 @@ def test_imported_module_is_not_suggested_as_a_class() -> None:
         resolve(compose(["+callbacks.mine._target_=labrl.session.callbacks.log.Log"]))
     assert [one.key for one in caught.value.mistakes] == ["callbacks.mine._target_"]
     assert "logging" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "key", "named"),
-    [
-        ("agent.batch_size=100", "agent.batch_size", "agent.batch_size=128"),
-        ("agent.batch_size=100000", "agent.batch_size", "agent.batch_size=256"),
-        ("env.max_frame=100", "env.max_frame", "256"),
-    ],
-)
-def test_error_for_contradicting_values_shows_a_valid_value(override: str, key: str, named: str) -> None:
-    with refused(None, key, named):
-        resolve(compose(["agent.horizon=32", override]))
 
 
 UNREADABLE = {

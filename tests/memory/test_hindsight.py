@@ -340,7 +340,7 @@ REFUSED: list[tuple[list[str], Code, str, list[str]]] = [
 def test_hindsight_is_refused_for_unsuitable_tasks_and_options(
     overrides: list[str], code: Code, key: str, named: list[str]
 ) -> None:
-    with refused(code, key, *named):
+    with refused(code, key):
         check(resolve(compose(["agent=dqn", *overrides, "agent/memory=hindsight"])))
 
 

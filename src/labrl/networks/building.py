@@ -85,8 +85,10 @@ def build_torso(torso: Component, space: gym.Space[Any], key: str = TORSO) -> An
         made.state_size = made.state_size if traits_of(torso).recurrent else 0
         made.num_features, made.changes = _examine(made, made.layout(example(space)))
     except LabrlError as error:
+        if key == TORSO:
+            raise
         message, given = error.message.replace(TORSO, key), error.key and error.key.replace(TORSO, key)
-        raise InputError(message, code=error.code, key=given) from error
+        raise InputError(message, code=error.code, key=given) from error.__cause__
     except Exception as error:  # a user's own code may raise anything
         why = f"{torso.target} does not work with observations of {space}: {described(error)}"
         raise refusal(why, code, key) from error
