@@ -1,8 +1,8 @@
-"""The commands `labrl` and `labrl-*`.
+"""The commands `labrl` and `labrl-*`, except `labrl-session`.
 
-No other module reads the command line. Each function takes the arguments after the name of the command (None:
-the arguments of the process) and returns the exit code. The modules that a command needs are imported when it
-runs, so that printing help and refusing wrong arguments take no time for imports.
+No other module reads the command line, except to record it. Each function takes the arguments after the name
+of the command (None: the arguments of the process) and returns the exit code. The modules that a command
+needs are imported when it runs, so that printing help and refusing wrong arguments take no time for imports.
 """
 
 from __future__ import annotations

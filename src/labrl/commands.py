@@ -39,7 +39,7 @@ from labrl.run.session_log import print_warnings
 from labrl.run.signature import trusting
 from labrl.session.torchrun import refuse_torchrun
 from labrl.trial.command import Command, command_of, parse
-from labrl.trial.configuration import compose_run, edit_run, resolved
+from labrl.trial.configuration import compose_run, edit_run, overrides_of, resolved
 from labrl.trial.find import find_run
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def find_past(command: Command) -> Run:
 
 def run_experiment(command: Command, full_error: bool) -> tuple[Path, int]:
     """Run an experiment: a grid or a search, new or resumed. Return its folder and the exit code."""
-    from labrl.experiment.earlier import Earlier
+    from labrl.experiment.earlier import Earlier, replaced
     from labrl.experiment.launcher import make_launcher
     from labrl.experiment.trials import Trials
     from labrl.trial.fork import ForkPoint
@@ -158,9 +158,6 @@ def run_experiment(command: Command, full_error: bool) -> tuple[Path, int]:
         past = find_past(command)
         fork = ForkPoint.find(past, command.at, command.overrides, config_dir)
         # The overrides of the run precede those of the command.
-        from labrl.experiment.earlier import replaced
-        from labrl.trial.configuration import overrides_of
-
         overrides = replaced(overrides_of(past), command.overrides)
         config_dir = config_dir or past.config_dir
     for flag in (one for one in overrides if one.startswith("-")):
@@ -257,7 +254,6 @@ def sweep(
         fix = "Set several, such as seed=0,1,2,3, or call labrl.train([...]) for a single trial"
         raise InputError.usage("labrl.sweep", "no override has several values", fix)
     refuse_torchrun("labrl.sweep")
-    _check_place()
     check_arguments(overrides)
     typed = f"labrl.sweep({json.dumps(list(overrides))})"
     command = command_of(overrides, config_dir, typed, multirun=True)
@@ -356,6 +352,7 @@ def _check_call(caller: str, overrides: Sequence[str], what: str, example: str, 
     what: noun for what the call runs; example: two overrides; instead: what to do instead of passing flags.
     """
     begin(caller)
+    _check_place()
     let_threads_sleep()
     name_user_and_home()
     is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)

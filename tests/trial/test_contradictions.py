@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ast
+import builtins
+import re
+import string
+from dataclasses import fields, replace
 from functools import cache
 
 import gymnasium as gym
@@ -10,11 +14,12 @@ import numpy as np
 import pytest
 from refusals import refused
 
+from labrl.agents.make import named_agents
 from labrl.agents.ppo import PPO
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
 from labrl.spaces import Spaces
-from labrl.trial.contradictions import check_keys, check_spaces
+from labrl.trial.contradictions import FACTS, Facts, check_keys, check_spaces, rules
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -336,3 +341,19 @@ def test_masks_are_refused_by_agents_that_ignore_them() -> None:
     config = resolve(compose(["env=cartpole", "agent=ppo", "agent._target_=test_contradictions.Own"]))
     with refused("unsupported", "agent", "agent=mine"):
         check_spaces(config, "mine", Spaces(VECTOR, CHOICE, config.env.config.num_envs), masked=True)
+
+
+def test_table_names_only_facts_and_options_of_agents() -> None:
+    """A misspelled name would be None, so that its rule would never apply."""
+    options = {option.name for kind in named_agents().values() for option in fields(kind.Config)}
+    config = resolve(compose(["env=cartpole", "agent=ppo"]))
+    known = {*FACTS, *options, *Facts(config, "ppo", Spaces(VECTOR, CHOICE, 1)), *dir(builtins)}
+    unknown = set()
+    for rule in (rule for part in rules().values() for rule in part):
+        names = [node for node in ast.walk(ast.parse(rule["when"])) if isinstance(node, ast.Name)]
+        bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        texts = (str(rule[name]) for name in ("key", "why", "fix"))
+        filled = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
+        unknown |= {node.id for node in names} - bound - known
+        unknown |= {re.split(r"[.\[]", name)[0] for name in filled} - known
+    assert not unknown

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from labrl.config.keys import is_hydras, quoted, split_override
 from labrl.run.trust import check_experiment
 from labrl.trial.command import Command
@@ -69,9 +71,6 @@ def replaced(overrides: Sequence[str], edits: Sequence[str]) -> list[str]:
 
 def swept_keys(overrides: Iterable[str]) -> set[str]:
     """Return the keys for which `overrides` give several values."""
-    # Imported late: single runs do not need the parser.
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     parsed = OverridesParser.create().parse_overrides(
         [override for override in overrides if not is_hydras(override)]
     )

@@ -1,6 +1,7 @@
 """Schedule the trials of a grid or a search: a queue provides trials, and a launcher runs several at a time.
 
-A trial is its record in `experiment.json` throughout; how it ended is read in the `run.json` of its folder.
+A trial is represented by its `TrialRecord`, its entry in `experiment.json`; how it ended is read in the
+`run.json` of its folder.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, first_line
+from labrl.experiment.panel import ExperimentPanel
 from labrl.run.experiment import TrialRecord
 from labrl.run.folder import read_json
 from labrl.run.run import MARKER
+from labrl.trial.summary import say
 
 if TYPE_CHECKING:
     from labrl.experiment.launcher import TrialLauncher
@@ -135,9 +138,6 @@ class RetryingQueue(Queue):
 
     def ended(self, trial: TrialRecord, need: Need, died: bool) -> None:
         """Have a trial continue if its process has died; otherwise, record how it ended."""
-        # Imported late: a single run loads this module and must not wait for it.
-        from labrl.trial.summary import say
-
         whole = trial.status in ("finished", "pruned")
         if not whole and self._interruption.requested:
             return  # A resume continues it, even if the signal arrived where it made the trial fail.
@@ -166,9 +166,6 @@ def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption)
 
     After a signal, no further trial starts, and the running trials save and end.
     """
-    # Imported late: a single run loads this module and must not wait for it.
-    from labrl.experiment.panel import ExperimentPanel
-
     with ExperimentPanel(queue, launcher) as panel:
         while True:
             while not interruption.requested and (found := queue.next(launcher.has_room)) is not None:

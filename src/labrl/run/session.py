@@ -202,10 +202,10 @@ class RunSession:
         """Load a checkpoint, and return it with its kind: `best`, `latest` or `chosen`.
 
         wanted: `best`, `latest`, a frame, or `default`, which is the best checkpoint, or the latest if there
-        is no best one. If the session was evaluated only at its end, `best` is the latest checkpoint. option:
-        text for messages on how to set `wanted`, with {} for its value. Raises InputError, which lists the
-        existing checkpoints, if there is no such checkpoint, and DamagedFileError if no checkpoint is
-        complete.
+        is no best one. If the session was evaluated only at its end, or if its best checkpoint is missing or
+        damaged, `best` is the latest checkpoint. option: text for messages on how to set `wanted`, with {}
+        for its value. Raises InputError, which lists the existing checkpoints, if there is no such
+        checkpoint, and DamagedFileError if no checkpoint is complete.
         """
         # If the only evaluation of a run was at its end, its best model is its latest checkpoint.
         evaluated = wanted == "best" and self.best_score() > -math.inf

@@ -102,10 +102,8 @@ def _run(
     starts the session on the other ranks of torchrun.
     """
     assert config.seed is not None
-    result, errors = (
-        SessionResult(index=index, seed=session_seed(config.seed, index), status="failed"),
-        folder.errors,
-    )
+    result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
+    errors = folder.errors
     session: Session | None = None
     restore_threads = use_one_thread()
     deterministic_before = torch.get_deterministic_debug_mode()

@@ -50,10 +50,10 @@ class Alone:
         self._num_envs, self._latest = session.env.num_envs, session.episodes.latest
 
     def begin(self) -> None:
-        """Check, before the first step, that all ranks have the same weights."""
+        """Prepare for the first step; nothing for a session that learns by itself."""
 
     def stops(self) -> bool:
-        """Return whether to stop at this step, because at least one rank must stop."""
+        """Return whether to stop at this step."""
         return self._interruption.requested
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:

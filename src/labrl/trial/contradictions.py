@@ -64,7 +64,7 @@ class Facts(dict[str, Any]):
             self |= {"spaces": spaces, "actions": spaces.action, "observations": spaces.observation}
 
     def __missing__(self, name: str) -> Any:
-        fact = _FACTS.get(name)
+        fact = FACTS.get(name)
         self[name] = value = None if fact is None else fact(self)
         return value
 
@@ -152,7 +152,7 @@ def _entropy_limits(of: Facts) -> tuple[float, float]:
     return soft_policy(of["actions"]).entropy_limits
 
 
-_FACTS: dict[str, Callable[[Facts], Any]] = {
+FACTS: dict[str, Callable[[Facts], Any]] = {
     # the replay buffer
     "stored": lambda of: of["memory"] and of["memory"].config,
     "replays": _replays,
@@ -193,18 +193,20 @@ _FACTS: dict[str, Callable[[Facts], Any]] = {
     "entropy_limits": _entropy_limits,
     "device": _device,
 }
+"""The facts that are computed when a condition or a sentence names them."""
 
 
 @cache
-def _rules() -> dict[str, list[dict[str, Any]]]:
+def rules() -> dict[str, list[dict[str, Any]]]:
+    """Return the rules of contradictions.yaml by part, each with `when`, `key`, `why`, `fix` and `code`."""
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    rules: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)
-    return rules
+    found: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)
+    return found
 
 
 def _refuse(part: str, facts: Facts) -> None:
     """Raise InputError for the first contradiction in a part of the table."""
-    for rule in _rules()[part]:
+    for rule in rules()[part]:
         if eval(rule["when"], {}, facts):
             key, why, fix = (str(rule[name]).format_map(facts) for name in ("key", "why", "fix"))
             value = facts.value(key)

@@ -46,8 +46,8 @@ class LostFolderError(LabrlError):
 def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None:
     """Raise InputError if the configuration contradicts the environment's spaces or the machine.
 
-    Each component checks the complete configuration for values that the component does not support. agent:
-    the option of the group `agent`, because several options may share a class; an empty string if the option
+    The table in contradictions.yaml and the checks of the user's own components are evaluated. agent: the
+    option of the group `agent`, because several options may share a class; an empty string if the option
     is unknown; elsewhere: whether another machine will train the trial, so that `train` checks the machine
     later.
     """

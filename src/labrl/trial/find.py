@@ -32,7 +32,7 @@ SHOWN = 20
 Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export", "wandb"]
 """Commands and functions that use an earlier run."""
 
-_TYPED: dict[Verb, tuple[str, str]] = {
+_FORMS: dict[Verb, tuple[str, str]] = {
     "resume": ("+resume", "labrl +resume="),
     "rerun": ("+rerun", "labrl +rerun="),
     "fork": ("+fork", "labrl +fork="),
@@ -62,11 +62,11 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> Run:
     """
     if not which.strip():
         why = "it is empty, perhaps because a shell variable is not set"
-        raise InputError.missing(_TYPED[verb][0], why, "Name a run folder, or latest")
+        raise InputError.missing(_FORMS[verb][0], why, "Name a run folder, or latest")
     if which != "latest":
-        return _named_run(_path_of(which, _TYPED[verb][0]), verb)
+        return _named_run(_path_of(which, _FORMS[verb][0]), verb)
     wanted = choices(edits)
-    run = _latest_run(wanted, _TYPED[verb][0])
+    run = _latest_run(wanted, _FORMS[verb][0])
     experiment = run.experiment
     return run if experiment is None else _best_of(experiment, run, wanted, verb)
 
@@ -130,7 +130,7 @@ def _trials_of(experiment: Path, verb: Verb) -> str:
     """Return a list of the trials of an experiment, for a command that takes one run."""
     from labrl.analysis.listing import list_trials
 
-    return list_trials(experiment, _TYPED[verb][1])
+    return list_trials(experiment, _FORMS[verb][1])
 
 
 def _latest_run(wanted: Mapping[str, str], key: str) -> Run:
@@ -195,7 +195,7 @@ def _named_run(path: Path, verb: Verb) -> Run:
     if is_run(path):
         return Run.open(path)
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
-    key = _TYPED[verb][0]
+    key = _FORMS[verb][0]
     if (path.parent / MARKER).exists():
         why, fix = "it is part of a run", f"Name the run folder, {path.parent}"
     elif is_experiment(path):

@@ -61,7 +61,7 @@ def resume(
         changed = run.changes(plain)
         configuration = configure_again(run, plain, origin)
         config = configuration.config
-        check(config, elsewhere=elsewhere)
+        check(config, origin.choices.get("agent", ""), elsewhere)
         check_resume(run)
         left = _sessions_left(run, config)
         forced = force and bool(contradicting)

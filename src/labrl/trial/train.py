@@ -292,8 +292,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
     order: `folder`, the run folder; `cwd`, the working directory; `label`, a prefix for lines of the trial's
     output; `log`, a file in the run folder that receives the output instead, or None; and `full_error`,
     whether to print the traceback of any error. A run that was cut off, for example by the preemption of a
-    job, is resumed. Returns the exit code, and the error message if
-    the trial as a whole failed.
+    job, is resumed. Returns the exit code, and the error message if the trial as a whole failed.
     """
     # Imported late: only a worker resumes a run.
     from labrl.trial.past import check_past

@@ -213,7 +213,8 @@ class Search(RetryingQueue):
                 there = best[0].intermediate_values.get(frame or 0) if best else None
                 leader += "" if there is None else f", which had {score(there, 1)} at that frame"
             case _:
-                what = f"failed: {first_line(trial.user_attrs.get(ERROR))}"
+                lost = "its machine has been silent for too long"
+                what = f"failed: {first_line(trial.user_attrs.get(ERROR, lost))}"
         say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {values_text(trial.params)}")
         failed, most = sum(ERROR in one.user_attrs for one in trials), self._max_failure_rate
         if failed > most * self.study.total and not self._gave_up:
