@@ -330,7 +330,7 @@ def test_memory_mapped_buffer_keeps_its_checkpoint_frequency(
     edits = ["env.max_frame=800", "meta.log_frequency=400", "meta.eval_frequency=400"]
     assert main(["+resume=run", *edits]) == 0
     assert "40 frames" in capsys.readouterr().err
-    assert CheckpointStore(Path("run/session_0/checkpoints"), 2).frames() == [800, 760]
+    assert CheckpointStore(Path("run/session_0/checkpoints"), 2).frames()[:2] == [800, 760]
 
 
 DICE = """

@@ -249,3 +249,11 @@ def read_json(path: Path) -> dict[str, Any]:
         if isinstance(content, dict):
             return content
     return {}
+
+
+def path_text(path: str) -> str:
+    """Return a path as text that UTF-8 can encode.
+
+    Without a UTF-8 locale, paths in Python contain surrogates in place of letters that are not ASCII.
+    """
+    return os.fsencode(path).decode("utf-8", "replace")

@@ -28,6 +28,7 @@ from labrl.run.folder import (
     Status,
     is_experiment,
     newest_provenance,
+    path_text,
     read_json,
 )
 from labrl.run.lock import LOCK, FolderLock
@@ -190,7 +191,7 @@ class Run(Folder):
     @property
     def name(self) -> str:
         """Name of the run folder."""
-        return self.path.name
+        return path_text(self.path.name)
 
     @property
     def agent(self) -> str:

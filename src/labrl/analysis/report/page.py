@@ -34,6 +34,7 @@ from labrl.analysis.formats import (
 )
 from labrl.analysis.groups import value_text
 from labrl.analysis.returns import MEANING
+from labrl.run.folder import path_text
 from labrl.run.provenance import as_yaml
 
 MOST_POINTS = 80_000
@@ -139,7 +140,7 @@ def assets() -> tuple[Environment, Markup, Markup]:
 
 def relative(path: Path, folder: Path) -> str:
     """Return `path` as a link from a file in `folder`."""
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    return path_text(os.path.relpath(path.resolve(), folder.resolve()))
 
 
 def commit_text(git: Mapping[str, Any]) -> str:
