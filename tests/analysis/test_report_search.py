@@ -104,6 +104,15 @@ def test_history_has_a_point_for_every_ended_trial(page: ReportPage) -> None:
     assert chart["axes"]["trial"]["whole"], "an axis of trial numbers must have whole ticks"
 
 
+def test_search_of_one_key_has_no_parallel_plot(tmp_path: Path) -> None:
+    facts = info(space={"agent.lr": SPACE["agent.lr"]})
+    for trial in facts["trials"]:
+        trial["params"] = {"agent.lr": trial["params"]["agent.lr"]}
+    page = page_of(tmp_path, facts)
+    assert not [chart for chart in page.charts if "key" in chart["axes"]]
+    assert [chart for chart in page.charts if "place" in chart["axes"]], "the slice of the key must be kept"
+
+
 def test_hyperparameters_have_importances_parallel_plot_and_slices(page: ReportPage) -> None:
     assert {row[0] for row in page.table("hyperparameters")[1:]} == set(SPACE)
     parallel = next(chart for chart in page.charts if "key" in chart["axes"])
