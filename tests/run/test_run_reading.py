@@ -15,6 +15,7 @@ from labrl.run.experiment import Experiment
 from labrl.run.find import find_runs, load_run
 from labrl.run.folder import EXPERIMENT_MARKER
 from labrl.run.lock import FolderLock
+from labrl.run.run import Run
 
 
 def test_finished_run_is_read_as_written(tmp_path: Path) -> None:
@@ -149,6 +150,13 @@ def test_run_killed_before_writing_its_config_is_read(tmp_path: Path) -> None:
         (path / name).unlink()
     run = load_run(path)
     assert (run.status, run.agent, run.env, run.seed, run.sessions) == ("killed", "?", "?", None, [])
+
+
+def test_run_killed_before_it_was_described_is_to_be_started_again(tmp_path: Path) -> None:
+    run = Run.create(str(tmp_path / "run"), status="waiting")
+    with damaged(tmp_path / "run" / "provenance.json") as error:
+        run.read_config()
+    assert "start it again" in str(error.value)
 
 
 def test_runs_form_a_group_when_only_seed_and_sessions_differ(tmp_path: Path) -> None:

@@ -126,6 +126,8 @@ class Run(Folder):
             if lacking:
                 raise ValueError(f"it has no {lacking[0]}")
         except FileNotFoundError as error:
+            if self.unrecorded:
+                fix = "The run was killed before it was planned completely: start it again with its command"
             raise DamagedFileError.about(path, "it is missing", fix) from error
         except (OSError, ValueError, TypeError) as error:
             raise DamagedFileError.about(path, f"it cannot be read: {error}", fix) from error
