@@ -55,7 +55,8 @@ class CheckRepeats(Callback):
         if difference is not None:
             self._ends = True
             self._session.folder.add_inexact("env")
-            why = f"the episode that ended at frame {played.frame:,} differs in a new environment ({difference})"
+            why = f"the episode that ended at frame {played.frame:,}"
+            why += f" differs in a new environment ({difference})"
             _log.warning("%s", unrepeatable(why))
 
     def state_dict(self) -> dict[str, Any]:
