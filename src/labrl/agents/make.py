@@ -19,21 +19,20 @@ NAMED_FIRST = ("ppo", "dqn", "sac", "td3")
 """Agents that messages name first."""
 
 
+@cache
 def named_agents() -> dict[str, type[Agent]]:
     """Return the classes of labrl's agents by their names in `agent=`, the most common ones first."""
-    names = sorted(file.stem for file in (config_folder() / "agent").glob("*.yaml"))
+    folder = config_folder() / "agent"
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
     common = [name for name in NAMED_FIRST if name in names]
-    return {name: _named_agent(name) for name in dict.fromkeys([*common, *names])}
-
-
-@cache
-def _named_agent(name: str) -> type[Agent]:
-    """Return the class of the agent of labrl that is called `name` in `agent=`."""
-    options: dict[str, Any] = {"defaults": [name]}
-    while "_target_" not in options:  # its first default is the agent that it extends
-        file = config_folder() / "agent" / f"{options['defaults'][0]}.yaml"
-        options = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return load_target(options["_target_"])
+    found = {}
+    for name in dict.fromkeys([*common, *names]):
+        options: dict[str, Any] = {"defaults": [name]}
+        while "_target_" not in options:  # its first default is the agent that it extends
+            file = folder / f"{options['defaults'][0]}.yaml"
+            options = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found[name] = load_target(options["_target_"])
+    return found
 
 
 def fitting_agents(space: gym.Space[Any]) -> list[str]:

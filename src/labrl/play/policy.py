@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,12 @@ from labrl.envs.solo import RenderMode, SoloEnv
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.networks.building import is_recurrent
-from labrl.run.run import Run
 from labrl.seeding import derived_seed
 from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, names_of, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import array_dtype, parts
-from labrl.trial.find import Verb
-from labrl.trial.trained import Precision, TrainedAgent
+from labrl.trial.trained import TrainedAgent
 
 AT_ONCE = 16
 """Maximum number of environments that play at the same time."""
@@ -71,20 +70,16 @@ class LoadedPolicy(TrainedAgent):
     Loading and playing change no files of the run, so the run may still be in progress.
     """
 
-    def __init__(
-        self,
-        past: Run,
-        session: int | None,
-        checkpoint: str,
-        verb: Verb = "load",
-        precision: Precision | None = None,
-        num_threads: int = 1,
-    ) -> None:
-        """Load the policy as `TrainedAgent` loads the agent."""
-        super().__init__(past, session, checkpoint, verb, precision, num_threads)
-        self._dtype = array_dtype(self.observation_space)
-        self._start: NDArray[np.bool_] | None = None
-        self._generator = np.random.default_rng(derived_seed(self.seed, "loaded"))
+    _start: NDArray[np.bool_] | None = None
+    """Whether each environment of the last batch starts an episode; None before the first batch. [n]"""
+
+    @cached_property
+    def _dtype(self) -> np.dtype:
+        return array_dtype(self.observation_space)
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return np.random.default_rng(derived_seed(self.seed, "loaded"))
 
     @property
     def networks(self) -> dict[str, nn.Module]:
