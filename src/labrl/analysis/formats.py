@@ -112,29 +112,6 @@ def shorten(text: str, width: int) -> str:
     return f"{text[:front]}…{text[len(text) - (width - 1 - front) :]}"
 
 
-def shorten_overrides(texts: Sequence[str], width: int) -> list[str]:
-    """Cut overrides, `key=value` separated by spaces, to `width` characters in total, alike in all texts.
-
-    First the keys are cut at the end, down to 3 characters, because the values tell texts apart; then the
-    values in the middle.
-    """
-
-    def cut(part: str, keys: int, values: int) -> str:
-        key, equals, value = part.rpartition("=")
-        return (key if len(key) <= keys else f"{key[: keys - 1]}…") + equals + shorten(value, values)
-
-    longest = max(map(len, texts), default=0)
-    sizes = [
-        *((keys, longest) for keys in range(longest, 2, -1)),
-        *((3, one) for one in range(longest, 0, -1)),
-    ]
-    for keys, values in sizes:
-        found = [" ".join(cut(part, keys, values) for part in text.split(" ")) for text in texts]
-        if max(map(len, found), default=0) <= width:
-            return found
-    return [shorten(text, width) for text in texts]
-
-
 def join_names(names: Sequence[str], most: int = 3) -> str:
     """Join names, and write at most `most` of them: `a`, `a, b and c`, `a, b, c and 5 more`."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
