@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 _MESSAGE = re.compile(r"(?!Traceback|\s)(.*\S.*)")
 """Pattern of a line of a trial's output that does not belong to a traceback."""
 
-_KEY = re.compile(r"(?<!\S)\+*(?:[\w/@]+\.)*?((?:[\w/@]+\.)?([\w/@]+))(?==)")
-"""Pattern of a key. Its groups are the last two parts and the last part, such as `actor.lr` and `lr`."""
+_GROUPS = re.compile(r"(?<!\S)\+*(?:[\w/@]+\.)+(?=\w+=)")
+"""Pattern of a key without its last part."""
 
 _STATES = ("running", "waiting", "finished", "pruned", "failed", "interrupted")
 """States of trials, in the order in which they are counted."""
@@ -52,12 +51,9 @@ class ExperimentPanel(Panel):
         self._running: set[int] = set()
         self._sessions: dict[int, list[tuple[RunSession, int]]] = {}
         """Sessions of each trial that has begun, with their budget in frames."""
-        self._ended: dict[int, SessionProgress] = {}
         self._logs: dict[int, LogLines] = {}
-        self._begun: set[int] = set()
-        self._since: float | None = None
-        self._before = 0.0
-        """Trials that were done when the panel was first shown, and what trials that began later had done."""
+        self._start: tuple[float, float] | None = None
+        """Time, and number of completed trials, when the panel was first shown."""
 
     def adopt(self, trial: TrialRecord) -> bool:
         """Return whether the panel shows the progress of a trial that is about to start, instead of its
@@ -89,7 +85,7 @@ class ExperimentPanel(Panel):
         by_importance = dict.fromkeys([*running, *ended, *self._trials])
         notes = list(self._notes(running))
         shown = sorted(list(by_importance)[: max(display.height - len(notes) - 3, 0)])
-        texts = [brief_keys(self._queue.about(self._trials[number])) for number in shown]
+        texts = [_GROUPS.sub("", self._queue.about(self._trials[number])) for number in shown]
         rows = [running.get(number) or self._row(number) for number in shown]
         display.show(rows, texts, self._whole(running.values()), notes)
 
@@ -102,37 +98,25 @@ class ExperimentPanel(Panel):
                 del self._logs[number]
 
     def _row(self, number: int) -> SessionProgress:
-        if number in self._ended:
-            return self._ended[number]
         trial, over = self._trials[number], self._queue.over.get(number)
         if over is None and number not in self._running:
             return mean_progress(number, "waiting")
-        if number not in self._sessions:
+        if not self._sessions.get(number):
             self._sessions[number] = list(_sessions_in(self._queue.path_of(trial)))
         sessions = [read_progress(*one) for one in self._sessions[number]]
-        if over is not None:
-            self._ended[number] = mean_progress(number, over.status, sessions)
-            return self._ended[number]
-        if not sessions:
-            del self._sessions[number]
-            return mean_progress(number, self._not_begun)
         # After its sessions, a trial makes its report and its videos.
         trains = any(one.status in ("starting", "running") for one in sessions)
-        row = mean_progress(number, "running" if trains else "finishing", sessions)
-        if number not in self._begun:
-            self._begun.add(number)
-            self._before += row.fraction if self._since is not None else 0.0
-        return row
+        status = "running" if trains else "finishing" if sessions else self._not_begun
+        return mean_progress(number, over.status if over else status, sessions)
 
     def _whole(self, running: Collection[SessionProgress]) -> Bar:
         """Return the bar of the experiment, in which trials count as equally long."""
         states = self._queue.states(self._running)
         total = max(states.total(), 1)
         done = states.total() - states["waiting"] - states["running"] + sum(row.fraction for row in running)
-        if self._since is None:
-            self._since, self._before = time.monotonic(), done
-        gained, spent = done - self._before, time.monotonic() - self._since
-        left = duration(round((total - done) * spent / gained)) if gained > 0 and done < total else ""
+        self._start = self._start or (time.monotonic(), done)
+        spent, gained = time.monotonic() - self._start[0], done - self._start[1]
+        left = duration(round((total - done) * spent / gained)) if gained * spent > 0 and done < total else ""
         return Bar(done / total, frames=f"{done / total:.0%} of {total} trial{'s' * (total > 1)}", left=left)
 
     def _notes(self, running: dict[int, SessionProgress]) -> Iterator[str]:
@@ -163,12 +147,6 @@ def mean_progress(number: int, status: str, sessions: Sequence[SessionProgress] 
         fps=fmean(speeds) if speeds else None,
         returns=sessions[0].returns if len(sessions) == 1 else [],
     )
-
-
-def brief_keys(text: str) -> str:
-    """Return overrides with only the last part of each key, or the last two if keys share the last one."""
-    known = Counter(key[2] for key in _KEY.finditer(text))
-    return _KEY.sub(lambda key: key[2] if known[key[2]] == 1 else key[1], text)
 
 
 def _sessions_in(folder: Path) -> Iterator[tuple[RunSession, int]]:
