@@ -161,10 +161,10 @@ def test_rows_of_trials_with_many_keys_differ(
         rows = experiment.show()[1:4]
     for number, line in enumerate(rows):
         assert line.endswith(f"={number}"), line
-        assert "actor.lr" in line
+        assert "lr=3e-4" in line
         assert len(line) <= width - 3
     if width > 130:
-        assert f"actor.lr=3e-4 critic.lr=1e-3 hidden=[256,256,256] seed={number}" in line
+        assert f"lr=3e-4 lr=1e-3 hidden=[256,256,256] seed={number}" in line
 
 
 @pytest.mark.parametrize("size", SIZES)

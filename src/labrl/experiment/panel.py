@@ -54,6 +54,8 @@ class ExperimentPanel(Panel):
         self._logs: dict[int, LogLines] = {}
         self._start: tuple[float, float] | None = None
         """Time, and number of completed trials, when the panel was first shown."""
+        self._found: dict[int, float] = {}
+        """What each trial had done before it was started: a resume has found it."""
 
     def adopt(self, trial: TrialRecord) -> bool:
         """Return whether the panel shows the progress of a trial that is about to start, instead of its
@@ -115,7 +117,9 @@ class ExperimentPanel(Panel):
         total = max(states.total(), 1)
         done = states.total() - states["waiting"] - states["running"] + sum(row.fraction for row in running)
         self._start = self._start or (time.monotonic(), done)
-        spent, gained = time.monotonic() - self._start[0], done - self._start[1]
+        self._found = {row.index: row.fraction for row in running if row.max_frame} | self._found
+        spent = time.monotonic() - self._start[0]
+        gained = done - self._start[1] - sum(self._found.values())
         left = duration(round((total - done) * spent / gained)) if gained * spent > 0 and done < total else ""
         return Bar(done / total, frames=f"{done / total:.0%} of {total} trial{'s' * (total > 1)}", left=left)
 
