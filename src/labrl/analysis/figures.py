@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -30,9 +29,6 @@ resolution."""
 
 PANELS = 3
 """Maximum number of charts side by side in a figure with several charts."""
-
-SMOOTHED = 20
-"""Minimum number of rows for which a curve that is drawn alone also shows its moving average."""
 
 STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
@@ -112,17 +108,6 @@ class ShortNumbers(Formatter):
         return distinct_texts([10.0**value if self._log else value for value in values], short_number)
 
 
-AVERAGE = "moving average"
-"""Name of the thick line that smooths the curve of a session, if that curve is drawn alone."""
-
-
-def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
-    """Return the moving average of `values`: the mean of each value and the values before it, at most `rows`
-    in total, ignoring nan. [len(values)]"""
-    known = pl.Series(values).fill_nan(None)
-    return known.rolling_mean(rows, min_samples=1).fill_null(float("nan")).to_numpy()
-
-
 def shorten_names(names: Sequence[str], most: int) -> list[str]:
     """Cut names in the middle to at most `most` characters, unless different names would become equal."""
     short = [shorten(name, most) for name in names]
@@ -145,7 +130,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart]) -> Figure:
     axes.set_ylabel(chart.title.lower())
     handles: dict[str, Any] = {}
     for artist, name in zip(*axes.get_legend_handles_labels(), strict=True):
-        if name in (*shown, AVERAGE):
+        if name in shown:
             handles.setdefault(name, artist)
     figure.legend(
         handles.values(), shorten_names(list(handles), 44), loc="lower left", bbox_to_anchor=(0.02, 0.0)
@@ -165,9 +150,7 @@ def _panels(sheet: Sheet, charts: Sequence[Chart]) -> Figure:
         axes.set_xlabel("")
     if len({line.name for chart in charts for line in chart.lines if line.role == "points"}) > 1:
         panels[0].legend(loc="best")
-    averaged = any(line.get_label() == AVERAGE for axes in panels for line in axes.lines)
-    title = f"{sheet.title} (thick: {AVERAGE})" if averaged else sheet.title
-    figure.suptitle(title, fontsize=9, x=0.01, y=0.995, ha="left", va="top")
+    figure.suptitle(sheet.title, fontsize=9, x=0.01, y=0.995, ha="left", va="top")
     return figure
 
 
@@ -242,15 +225,9 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
         bars = _alone(view.low)
         axes.vlines(view.x[bars], view.low[bars], view.high[bars], color=color, alpha=0.2, linewidth=4)
     thin = line.role != "center" and not alone
-    follows = not (np.diff(y) > 0).any() or not (np.diff(y) < 0).any()  # a schedule is not averaged
-    smooth = alone and line.role == "seed" and len(y) >= SMOOTHED and not follows
-    look: dict[str, Any] = {"color": color, "drawstyle": place}
-    look |= {"linestyle": (0, style.dash) if style.dash else "-", "label": line.name}
-    width, alpha = (0.5, 0.4) if thin else (0.7, 0.45) if smooth else (1.4, 1.0)
-    (drawn,) = axes.plot(view.x, y, linewidth=width, alpha=alpha, **look)
-    if smooth:
-        average = moving_average(y, max(3, round(len(y) / 20)))
-        axes.plot(view.x, average, linewidth=1.3, **{**look, "label": AVERAGE})
+    look: dict[str, Any] = {"color": color, "drawstyle": place, "label": line.name}
+    look |= {"linestyle": (0, style.dash) if style.dash else "-"}
+    (drawn,) = axes.plot(view.x, y, linewidth=0.5 if thin else 1.4, alpha=0.4 if thin else 1.0, **look)
     dots = np.flatnonzero(_alone(y))
     if len(dots):
         size = 3.5 if len(dots) < 20 else 1.5
