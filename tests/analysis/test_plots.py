@@ -20,9 +20,9 @@ from labrl.analysis.figures import (
     COLUMN,
     DPI,
     Sheet,
-    ShortNumbers,
     save_sheets,
     shorten_names,
+    tick_format,
 )
 from labrl.analysis.formats import duration, short_number, time_unit
 from labrl.analysis.report.build import build, build_comparison
@@ -242,11 +242,10 @@ def test_middle_of_curves_spans_where_half_of_the_curves_exist(
 
 
 def test_ticks_have_enough_digits_to_differ() -> None:
-    labels = ShortNumbers().format_ticks
-    assert labels([2e6, 2500, 0.05, -20]) == ["2M", "2.5k", "0.05", "-20"]
-    assert labels([1.7912, 1.7914, 1.7916]) == ["1.7912", "1.7914", "1.7916"]
-    assert labels([1_000_010, 1_000_020]) == ["1.00001M", "1.00002M"]
-    assert ShortNumbers(log=True).format_ticks([-4, -3, 0]) == ["0.0001", "0.001", "1"]
+    values = [2e6, 2500, 0.05, -20, 1.7912, 1_000_010, 0.1 + 0.2]
+    texts = ["2M", "2.5k", "0.05", "-20", "1.7912", "1.00001M", "0.3"]
+    assert tick_format().format_ticks(values) == texts
+    assert tick_format(log=True).format_ticks([-4, -3, 0]) == ["0.0001", "0.001", "1"]
 
 
 @pytest.mark.extended

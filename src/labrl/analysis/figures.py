@@ -13,12 +13,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, Formatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colors import mix_color
-from labrl.analysis.formats import distinct_texts, short_number, shorten
+from labrl.analysis.formats import short_number, shorten
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference paper, in inches."""
@@ -93,19 +93,9 @@ def use_style() -> Iterator[None]:
         yield
 
 
-class ShortNumbers(Formatter):
-    """Formatter of tick labels, with as many digits as are needed to keep the labels different."""
-
-    def __init__(self, log: bool = False) -> None:
-        self._log = log
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        """Return the label of one tick."""
-        return short_number(10**value if self._log else value)
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """Return the labels of all ticks."""
-        return distinct_texts([10.0**value if self._log else value for value in values], short_number)
+def tick_format(log: bool = False) -> FuncFormatter:
+    """Return a formatter of ticks as short numbers. log: whether the values are decimal logarithms."""
+    return FuncFormatter(lambda value, _: short_number(10**value if log else value, 6))
 
 
 def shorten_names(names: Sequence[str], most: int) -> list[str]:
@@ -189,7 +179,7 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
             _curve(axes, line, view, alone)
     for scale in (axes.xaxis, axes.yaxis):
         scale.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-        scale.set_major_formatter(ShortNumbers())
+        scale.set_major_formatter(tick_format())
     axes.set_xlabel(axis.label)
     low, high = axes.dataLim.intervalx
     if axis.ticks:
@@ -199,7 +189,7 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
         axes.set_xticks(range(len(names)), names, **turned)
         axes.set_xlim(-0.5, len(names) - 0.5)
     elif axis.log:
-        axes.xaxis.set_major_formatter(ShortNumbers(log=True))
+        axes.xaxis.set_major_formatter(tick_format(log=True))
         decades = np.arange(np.ceil(low), np.floor(high) + 1)
         if len(decades) > 1:
             axes.xaxis.set_major_locator(FixedLocator(decades[:: -(-len(decades) // 4)].tolist()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -58,17 +58,6 @@ def short_number(value: float, digits: int = 4) -> str:
         if abs(value) >= size * 0.9999999:
             return f"{value / size:.{digits}g}{letter}"
     return f"{value:.{digits}g}"
-
-
-def distinct_texts(values: Sequence[Any], text_of: Callable[[Any, int], str]) -> list[str]:
-    """Format each value with `text_of`, with the smallest number of digits, at least four, that keeps
-    different values different."""
-    different = len({text_of(value, 17) for value in values})
-    for digits in range(4, 17):
-        texts = [text_of(value, digits) for value in values]
-        if len(set(texts)) == different:
-            return texts
-    return [text_of(value, 17) for value in values]
 
 
 def time_unit(longest: float) -> tuple[str, float]:
