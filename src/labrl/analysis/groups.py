@@ -193,7 +193,10 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     named = {}
     for rivals in group_by_key(firsts, lambda run: (run.agent, run.env)).values():
         different = distinguishing_keys(rivals) if len(rivals) > 1 else {}
-        columns = [(_short(key), list(map(value_text, values))) for key, values in [*different.items()][:3]]
+        columns = [
+            (_short(key), [value_text(_rounded(value)) for value in values])
+            for key, values in [*different.items()][:3]
+        ]
         for place, run in enumerate(rivals):
             parts = [run.agent, *(f"{key}={values[place]}" for key, values in columns)]
             if len(different) > 3:
