@@ -38,6 +38,7 @@ from labrl.run.checkpoint import CheckpointStore
 from labrl.run.experiment import Experiment
 from labrl.run.folder import EXPERIMENT_MARKER
 from labrl.run.run import MARKER, Run
+from labrl.run.signature import signed
 
 PPO = small("ppo", "cartpole")
 DQN = small("dqn", "cartpole")
@@ -245,7 +246,7 @@ def test_trial_killed_while_its_past_was_copied_starts_again(trunk: Path) -> Non
     (run,) = Path("branches").glob("1_*")
     info = json.loads((Path("branches") / EXPERIMENT_MARKER).read_text())
     info["trials"][1]["status"] = "running"
-    (Path("branches") / EXPERIMENT_MARKER).write_text(json.dumps(info))
+    (Path("branches") / EXPERIMENT_MARKER).write_text(json.dumps(signed(info)))
     expected = rows(run / "session_0/train.csv")
     for path in [*run.iterdir(), *(run / "session_0").iterdir()]:
         if path.is_file() and path.name not in (MARKER, "train.csv"):

@@ -175,8 +175,10 @@ class Run(Folder):
 
     @property
     def overrides(self) -> list[str]:
-        """Overrides that compose the run, including those of its resumes, without those that set folders."""
-        return [str(override) for override in self.provenance.get("overrides", [])]
+        """Overrides that compose the run, including those of its resumes, without those that set folders; of
+        a run of someone else, whose configuration alone counts, none."""
+        found = self.provenance.get("overrides", []) if is_own(self.provenance) else []
+        return [str(override) for override in found]
 
     @property
     def choices(self) -> dict[str, str]:
