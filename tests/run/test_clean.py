@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -284,16 +283,6 @@ def test_link_inside_a_removed_folder_is_removed_and_its_target_stays() -> None:
     assert cli.clean(["runs/one", "--yes"]) == DONE
     assert not (run / "session_0" / "replay").exists()
     assert Path("data/mine").read_text() == "kept"
-
-
-def test_file_with_another_link_frees_no_space() -> None:
-    run = made_up(Path("runs/one"))
-    buffer = run / "session_0" / "replay" / "frames.npy"
-    os.link(buffer, "mine.npy")
-    (run / "session_0" / "videos" / "last.mp4").unlink()
-    shutil.rmtree(run / "session_0" / "checkpoints")
-    assert clean(Run.open(run), remove=True).total() == 0
-    assert Path("mine.npy").stat().st_size == 10_000
 
 
 def test_experiments_and_globs_are_cleaned() -> None:

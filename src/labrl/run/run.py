@@ -354,32 +354,20 @@ class Run(Folder):
         for name in ("status", "provenance", "group_key", "warnings"):
             self.__dict__.pop(name, None)
 
-    def discard_unrecorded(self) -> None:
-        """Delete the files of a run that is `unrecorded`, so that a new run can use the folder."""
+    def discard(self) -> None:
+        """Delete the files of a run that has not begun, and its folder if nothing else is in it. A run with
+        results or, once it is recorded, with checkpoints is left unchanged."""
+        played = (one.has_begun or one.train_csv.exists() or one.checkpoint_frames() for one in self.sessions)
+        if any(played) and not self.unrecorded:
+            return
         for session in self.sessions:
-            shutil.rmtree(session.path)
-        for path in (self.provenance_json, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
+            shutil.rmtree(session.path, ignore_errors=True)
+        own = [self.config_yaml, self.overrides_yaml, self.provenance_json, self.changed_json]
+        for path in (*own, *self.path.glob("*.diff"), self.marker, self.path / LOCK):
             path.unlink(missing_ok=True)
-        self.marker.unlink()
-
-    def discard_unplayed(self) -> None:
-        """Delete the folder of a run that was refused before its first step.
-
-        If the folder contains anything besides the files that describe the run, it is left unchanged.
-        """
-        own = [self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json, self.path / LOCK]
-        own += [
-            *self.path.glob("*.diff"),
-            *self.path.glob("session_*/.lock"),
-            *self.path.glob("session_*/start/**/*"),
-        ]
-        found = sorted(self.path.rglob("*"), reverse=True)  # the content of a folder before the folder
-        if all(path in own or path.is_dir() for path in found):
-            with suppress(OSError):  # files that remain do no harm
-                for path in found:
-                    path.rmdir() if path.is_dir() else path.unlink()
-                if self.path != Path.cwd():
-                    self.path.rmdir()
+        if self.path != Path.cwd():
+            with suppress(OSError):  # it contains other files
+                self.path.rmdir()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
