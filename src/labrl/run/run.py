@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from labrl.config.keys import Change, changes, traits
-from labrl.errors import BusyFolderError, DamagedFileError, InputError, LabrlError, key_in
+from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
 from labrl.run.atomic import as_json, sync_file
@@ -31,7 +30,7 @@ from labrl.run.folder import (
     path_text,
     read_json,
 )
-from labrl.run.lock import LOCK, FolderLock
+from labrl.run.lock import LOCK, LOOK_SECONDS, FolderLock
 from labrl.run.session import RunSession, sessions_text
 from labrl.run.signature import is_own, present_trust
 
@@ -370,33 +369,25 @@ class Run(Folder):
                 self.path.rmdir()
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, patience: float = LOOK_SECONDS) -> Iterator[None]:
         """Context manager: lock the run folder, so that other processes cannot use it.
 
-        Raises BusyFolderError if a process is still running the run or one of its sessions, and InputError if
-        the folder cannot be written.
+        patience: time in seconds to wait for each process of an earlier attempt to train the run. Raises
+        BusyFolderError if a process is still running the run or one of its sessions, and InputError if the
+        folder cannot be written.
         """
-        with super().lock():
+        with FolderLock(self.path, patience=patience):
             for session in self.sessions:
                 # A session's process outlives a killed trial until the end of its current step.
-                with session.lock():
+                with session.lock(patience):
                     pass
             yield
 
     def wait_until_free(self) -> None:
-        """Wait until all processes of an earlier attempt to train the run have saved and ended.
-
-        Raises BusyFolderError if a process has not ended after PATIENCE seconds.
-        """
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                with self.lock():
-                    return
-            except BusyFolderError:
-                if time.monotonic() > until:
-                    raise
-            time.sleep(0.2)
+        """Wait until all processes of an earlier attempt to train the run have saved and ended. Raises
+        BusyFolderError if one has not ended after PATIENCE seconds."""
+        with self.lock(PATIENCE):
+            pass
 
     def sync(self) -> None:
         """Wait until the files that describe the run would survive a power failure. Raises OSError.
