@@ -275,24 +275,6 @@ def test_secret_in_the_error_of_an_environment_is_masked(capsys: pytest.CaptureF
     assert "wrong-key-1" not in "".join(capsys.readouterr())
 
 
-def test_secret_in_the_error_of_one_of_several_sessions_is_masked(capfd: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                *LOCKED,
-                made(more=", fails_with: run/session_0/train.csv"),
-                "meta.max_session=2",
-                "hydra.run.dir=run",
-            ]
-        )
-        == 1
-    )
-    logs = [path.read_text() for path in Path("run").glob("session_*/session.log")]
-    assert "ConnectionError" in "".join(logs)
-    assert SECRET not in "".join(capfd.readouterr())
-    assert files_with(SECRET, "run") == []
-
-
 def test_interpolated_secret_stays_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_PASSWORD", "k3y-old-one")
     by_reference = made("${oc.env:MY_PASSWORD}", ", user: ${oc.env:MY_PASSWORD}")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import shlex
 import stat
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,31 +31,6 @@ def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) ->
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(claim, range(64))) == 1
-
-
-def test_run_json_is_never_seen_empty(tmp_path: Path) -> None:
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            for number in range(5):
-                with contextlib.suppress(FileNotFoundError):
-                    json.loads((tmp_path / str(number) / "run.json").read_text(encoding="utf-8"))
-
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(watch)
-        for number in range(200):
-            folder = Run.create(tmp_path / str(number % 5))
-            (folder.path / "run.json").rename(tmp_path / "before")
-        done.set()
-        watching.result()
-
-
-def test_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
-    Run.create(tmp_path / "run")
-    with refused("range", "hydra.run.dir") as error:
-        Run.create(tmp_path / "run")
-    assert str(tmp_path / "run") in str(error.value)
 
 
 def test_suggested_resume_command_quotes_a_folder_with_a_blank(tmp_path: Path) -> None:
@@ -92,29 +64,11 @@ def test_path_with_a_file_among_its_parents_is_refused_with_the_file(tmp_path: P
         assert f"{tmp_path / 'file'} " in str(error.value)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root can write to any folder")
-def test_folder_that_is_not_writable_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with refused("range", "hydra.run.dir"):
-        Run.create(tmp_path / "run")
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that even root cannot write")
 def test_folder_that_not_even_root_can_write_is_refused() -> None:
     with refused("range", "hydra.run.dir") as error:
         Run.create("/proc/labrl/run")
     assert "/proc/labrl/run" in str(error.value)
-
-
-def test_status_is_recorded_in_run_json(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run")
-    assert Run.open(tmp_path / "run").recorded_status == "running"
-    run.set_status("failed", sessions=[{"index": 0}])
-    content = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert content["status"] == "failed"
-    assert content["sessions"] == [{"index": 0}]
-    assert content["format_version"] == Run.FORMAT_VERSION
-    assert Run.open(tmp_path / "run").recorded_status == "failed"
 
 
 @pytest.mark.parametrize("content", ["", '{"format_ver', "[1]", '{"name": "something else"}'])
