@@ -132,7 +132,6 @@ def test_of_some_files_only_the_names_are_recorded(repository: Path, monkeypatch
         (repository / name).write_text("s3cret\n")
     (repository / "binary.bin").write_bytes(bytes(range(256)))
     (repository / "large.py").write_text("y" * (provenance.MAX_FILE + 1))
-    (repository / "zeros.py").write_bytes(b"a\0b")
     for number in range(10, 20):
         (repository / f"n{number}.txt").write_text(f"number {number}\n")
     facts, diff = describe_repository(repository)
@@ -140,17 +139,16 @@ def test_of_some_files_only_the_names_are_recorded(repository: Path, monkeypatch
     assert "s3cret" not in diff
     assert "+x = 2  # db://me:***@host" in diff
     assert diff.count("+number") == 8
-    left_out = {".env", "id_rsa", "token.json", "secrets.yaml", "binary.bin", "large.py", "zeros.py"}
+    left_out = {".env", "id_rsa", "token.json", "secrets.yaml", "binary.bin", "large.py"}
     assert {*facts["left_out"]} == left_out | {"n18.txt", "n19.txt"}
-    assert facts["left_out_count"] == 9
+    assert facts["left_out_count"] == 8
 
 
 def test_diff_has_a_maximum_size(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "MAX_DIFF", 2000)
     (repository / "code.py").write_text("z = 3\n" * 1000)
-    (repository / "new.py").write_text("1\n")
     facts, diff = describe_repository(repository)
-    assert (len(diff), facts["diff_truncated"], facts["left_out"]) == (2000, True, ["new.py"])
+    assert (len(diff), facts["diff_truncated"]) == (2000, True)
 
 
 @pytest.mark.parametrize(
@@ -247,11 +245,3 @@ def test_missing_or_damaged_provenance_is_refused(tmp_path: Path, content: str |
     for read in (Run.read_provenance, Run.read_config):
         with damaged(run.provenance_json):
             read(run)
-
-
-def test_truncated_configuration_is_refused_with_its_missing_key(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run")
-    write_provenance(run, {"seed": 1, "agent": {}, "env": {}}, Origin(["seed=1"]))
-    with damaged(run.provenance_json) as error:
-        run.read_config()
-    assert "meta" in str(error.value)

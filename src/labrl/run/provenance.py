@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -282,24 +283,23 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     wanted = [one for one in changes if SOURCES(one[0]) and not is_secret_file(one[0])]
     wanted = wanted[:MAX_FILES]
     changed = [name for name, new in wanted if not new]
+    added = [name for name, new in wanted if new and (root / name).lstat().st_size <= MAX_FILE]
     diff = (git(*_DIFF, commit or _EMPTY_TREE, "--", *changed) or "") if changed else ""
+    with TemporaryDirectory() as scratch:  # of an index that has only the names of new files
+        git = _git_of(root, GIT_INDEX_FILE=f"{scratch}/index", GIT_OBJECT_DIRECTORY=scratch)
+        if added and git("add", "--intent-to-add", "--", *added) is not None:
+            diff += git(*_DIFF, "--", *added) or ""
     facts: dict[str, Any] = {"root": str(root), "commit": commit, "dirty": bool(changes)}
     if len(diff) > MAX_DIFF:
         facts["diff_truncated"], diff = True, diff[:MAX_DIFF]
-    recorded = set(changed)
-    for name in (name for name, new in wanted if new):
-        addition = _addition(root / name, name)
-        if addition is not None and len(diff) + len(addition) <= MAX_DIFF:
-            recorded.add(name)
-            diff += addition
-    if left_out := [name for name, _ in changes if name not in recorded]:
+    if left_out := [name for name, _ in changes if name not in {*changed, *added}]:
         facts["left_out"], facts["left_out_count"] = left_out[:100], len(left_out)
     return facts, redact_diff(diff)
 
 
-def _git_of(root: Path) -> Callable[..., str | None]:
+def _git_of(root: Path, **environment: str) -> Callable[..., str | None]:
     """Return a function that runs a git command in a repository and returns its output. It returns None, and
-    logs what git says, if git fails or does not answer in time.
+    logs what git says, if git fails or does not answer in time. environment: further variables.
 
     Git runs no hook, no filter and no file system monitor of the repository, and fetches nothing.
     """
@@ -316,7 +316,7 @@ def _git_of(root: Path) -> Callable[..., str | None]:
         off |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
 
     def git(*arguments: str) -> str | None:
-        done = _run([*folder, *arguments], {**_QUIET, **off})
+        done = _run([*folder, *arguments], {**_QUIET, **off, **environment})
         if done is not None and done.returncode == 0:
             return done.stdout.decode(errors="replace")
         if done is None or done.stderr:
@@ -344,26 +344,6 @@ def _run(
             stdin=subprocess.DEVNULL,
         )
     return None
-
-
-def _addition(path: Path, name: str) -> str | None:
-    """Return a diff that adds the untracked file `path`; None if it is too large, not text, or not
-    readable."""
-    try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE:
-            return None
-        text = path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError):
-        return None
-    if "\0" in text:
-        return None
-    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
-    if not text:
-        return head
-    lines = text.removesuffix("\n").split("\n")  # git splits at no other line ends
-    end = "\n" if text.endswith("\n") else "\n\\ No newline at end of file\n"
-    body = "\n+".join(lines)
-    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n+{body}{end}"
 
 
 def _processor() -> str:

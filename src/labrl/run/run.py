@@ -119,16 +119,13 @@ class Run(Folder):
         fix = "Restore it from a copy, or start a new run"
         try:
             facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            lacking = [part for part in ("overrides", "config") if part not in facts]
-            parts = ("seed", "agent", "env", "meta")
-            lacking = lacking or [f"config.{part}" for part in parts if part not in facts["config"]]
-            if lacking:
-                raise ValueError(f"it has no {lacking[0]}")
+            if lacking := {"overrides", "config"} - facts.keys():
+                raise ValueError(f"it has no {min(lacking)}")
         except FileNotFoundError as error:
             if self.unrecorded:
                 fix = "The run was killed before it was planned completely: start it again with its command"
             raise DamagedFileError.about(path, "it is missing", fix) from error
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, AttributeError) as error:
             raise DamagedFileError.about(path, f"it cannot be read: {error}", fix) from error
         return facts
 
