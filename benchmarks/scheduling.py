@@ -114,7 +114,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     from labrl.experiment.machine import Need
     from labrl.experiment.search.objective import Objective
     from labrl.experiment.search.options import NoPruner, SearchConfig, Settings
-    from labrl.experiment.search.search import Search
+    from labrl.experiment.search.queue import Search
     from labrl.experiment.search.space import Recipe, Space
     from labrl.experiment.search.study import Study
     from labrl.run.experiment import Experiment

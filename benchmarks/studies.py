@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.published import Cell, cells, number
-from labrl.analysis.search import SearchResult, importances, read_search
+from labrl.analysis.search_result import SearchResult, importances, read_search
 from labrl.config.compose import compose, to_plain
 from labrl.run.atomic import write_atomic
 from labrl.run.experiment import Experiment

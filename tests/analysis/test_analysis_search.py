@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labrl.analysis.search import Parameter, best_so_far, importances, read_search
+from labrl.analysis.search_result import Parameter, best_so_far, importances, read_search
 
 SPACE = {
     "agent.lr": {

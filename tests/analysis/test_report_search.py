@@ -13,7 +13,7 @@ from report_cases import ReportPage
 from run_cases import rising, write_run
 
 from labrl.analysis.report.build import build
-from labrl.analysis.search import SearchResult, read_search, verdict
+from labrl.analysis.search_result import SearchResult, read_search, verdict
 from labrl.run.atomic import write_json
 from labrl.run.folder import EXPERIMENT_MARKER
 

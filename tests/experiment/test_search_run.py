@@ -17,18 +17,18 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import OVERRIDES, study
 
-import labrl.session.callbacks.search
+import labrl.session.callbacks.pruning
 from labrl.analysis.formats import score
 from labrl.analysis.listing import best_trial, ranked_trials
-from labrl.analysis.search import SearchResult
+from labrl.analysis.search_result import SearchResult
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.search import confirmed
+from labrl.experiment.search.queue import confirmed
 from labrl.experiment.search.study import Study
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.lock import FolderLock
 from labrl.run.run import Run
-from labrl.session.callbacks.search import ReportToSearch, write_answer
+from labrl.session.callbacks.pruning import ReportToSearch, write_answer
 from labrl.trial import reporting
 
 pytestmark = pytest.mark.extended
@@ -317,7 +317,7 @@ def test_session_waits_for_the_answer_to_its_own_evaluation(tmp_path: Path, stop
 def test_session_does_not_wait_for_a_search_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labrl.session.callbacks.search, "PATIENCE", 0.05)
+    monkeypatch.setattr(labrl.session.callbacks.pruning, "PATIENCE", 0.05)
     callback, session = listening(tmp_path)
     with FolderLock(tmp_path / "home"):
         late = threading.Timer(0.5, write_answer, (tmp_path, 100, True))

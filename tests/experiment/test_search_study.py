@@ -31,7 +31,7 @@ from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of, read_end, returns_of
 from labrl.experiment.search.options import Confirm, start_of
-from labrl.experiment.search.search import to_confirm
+from labrl.experiment.search.queue import to_confirm
 from labrl.experiment.search.space import Space
 from labrl.run.atomic import write_json
 from labrl.run.experiment import TrialRecord

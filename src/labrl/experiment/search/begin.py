@@ -31,7 +31,7 @@ from labrl.experiment.machine import Machine, Need
 from labrl.experiment.search.checks import check_pruner, settings_of
 from labrl.experiment.search.objective import Objective
 from labrl.experiment.search.options import SearchConfig, Settings, start_of
-from labrl.experiment.search.search import Search, conclude
+from labrl.experiment.search.queue import Search, conclude
 from labrl.experiment.search.space import OF_THE_SEARCH, Recipe, Space
 from labrl.experiment.search.study import MACHINE, OWN_STUDY, Study
 from labrl.experiment.summary import how_to_resume_experiment

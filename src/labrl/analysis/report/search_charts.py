@@ -10,7 +10,7 @@ from typing import Any, Literal
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colors import BLUE, GRAY, GREEN, VERMILLION, Style
 from labrl.analysis.formats import interval_heading, number
-from labrl.analysis.search import (
+from labrl.analysis.search_result import (
     Parameter,
     SearchResult,
     SearchTrial,

@@ -22,7 +22,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.analysis.formats import join_names, number, score
-from labrl.analysis.search import SearchResult, read_search, summary, verdict
+from labrl.analysis.search_result import SearchResult, read_search, summary, verdict
 from labrl.config.compose import resolve
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, first_line
 from labrl.experiment.launcher import TrialLauncher
@@ -38,7 +38,7 @@ from labrl.run.folder import Status
 from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
 from labrl.seeding import derived_seed
-from labrl.session.callbacks.search import Pruning
+from labrl.session.callbacks.pruning import Pruning
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say
