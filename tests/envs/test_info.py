@@ -344,7 +344,7 @@ def test_search_for_a_number_that_is_not_recorded_is_refused(capsys: pytest.Capt
     search = ["-m", "hydra/sweeper=optuna", "search=ppo", *OVERRIDES, "meta.max_trial=2"]
     assert main([*search, "search.objective=info/success", "env.info_keys=[cost]"]) == WRONG_INPUT
     message = capsys.readouterr().err
-    assert "search.objective=info/success" in message
+    assert "search.objective" in message
     assert "info/cost" in message
     with refused("range", "search.objective", "info/<name>"):
         resolve(compose(["search.objective=success"]))
