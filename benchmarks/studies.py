@@ -198,7 +198,7 @@ def section(studies: Iterable[Study]) -> str:
 def _line(study: Study) -> str:
     search = study.search
     pruned = sum(trial.state == "pruned" for trial in search.trials)
-    mattered = list(importances(search).shares.items())[:MATTERED]
+    mattered = list(importances(search).items())[:MATTERED]
     taken = "has its values" if study.is_preset() else "keeps its own"
     entries = [
         study.cell.name.replace("_", r"\_"),

@@ -93,7 +93,7 @@ def comparison_report(
     going_on = "running" if any(run.status == "running" for run in runs) else "finished"
     content = {
         "search": search,
-        "searched": search_content(search, experiment.path) if experiment and search else None,
+        "searched": search_content(search) if search else None,
         "path": experiment.path if experiment else None,
         "envs": envs,
         "pair_method": PAIR_METHODS,
