@@ -335,7 +335,7 @@ def test_objective_of_a_search_may_be_a_number(tmp_path: Path) -> None:
         CsvTable(path / "eval.csv").append(row)
     assert Objective("info/success").value(tmp_path) == 0.7
     assert Objective("final_return").value(tmp_path) == 1.0
-    assert Objective("info/success").reports(tmp_path) == {20: 0.2, 90: 0.5, 100: 0.7}
+    assert Objective("info/success").reports(tmp_path, 100) == {20: 0.2, 90: 0.5, 100: 0.7}
     write_eval(tmp_path / "other", 10, 1.0)
     assert Objective("info/success").value(tmp_path / "other") is None
 
@@ -344,7 +344,7 @@ def test_search_for_a_number_that_is_not_recorded_is_refused(capsys: pytest.Capt
     search = ["-m", "hydra/sweeper=optuna", "search=ppo", *OVERRIDES, "meta.max_trial=2"]
     assert main([*search, "search.objective=info/success", "env.info_keys=[cost]"]) == WRONG_INPUT
     message = capsys.readouterr().err
-    assert "search.objective=info/success" in message
+    assert "search.objective" in message
     assert "info/cost" in message
     with refused("range", "search.objective", "info/<name>"):
         resolve(compose(["search.objective=success"]))
