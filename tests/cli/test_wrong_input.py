@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from refusals import refused
+from run_cases import files_of
 
 import labrl
 import labrl.cli
@@ -83,7 +84,7 @@ def test_wrong_command_line_prints_each_mistake_and_writes_no_run(
     needs_run = "runs/one" in line or "latest" in line
     if needs_run:
         shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    before = sorted(tmp_path.glob("runs/*"))
+    before = files_of(tmp_path)
     code, expected = LINES[line]
     found = mistakes_of(line, code)
     keys = [[one.code, one.key and one.key.replace(str(tmp_path), ".")] for one in found]
@@ -91,7 +92,7 @@ def test_wrong_command_line_prints_each_mistake_and_writes_no_run(
     printed = capsys.readouterr().err
     assert "Traceback" not in printed
     assert all(one.key is None or one.key in printed for one in found)
-    assert sorted(tmp_path.glob("runs/*")) == before
+    assert files_of(tmp_path) == before
 
 
 SUGGESTED = {

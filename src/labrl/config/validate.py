@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast, get_args
 
@@ -26,8 +26,9 @@ from labrl.types import real_number, whole_number
 T = TypeVar("T")
 
 
-_Info = core_schema.ValidationInfo[dict[int, str]]
-"""What pydantic tells a validator, with the full key of each group in the configuration by Python's `id`."""
+_Info = core_schema.ValidationInfo[dict[Any, Any]]
+"""What pydantic tells a validator, with the full key of each group in the configuration by Python's `id`, and
+the names that each component takes by its full key."""
 
 
 def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
@@ -39,12 +40,14 @@ def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
     """
     node = restore(node, key)
     places = dict(walk(node, key))
-    groups = {id(inner): full for full, inner in places.items() if isinstance(inner, Mapping)}
+    context: dict[Any, Any] = {
+        id(inner): full for full, inner in places.items() if isinstance(inner, Mapping)
+    }
     try:
         validator: SchemaValidator = _validator(cls)  # type: ignore[arg-type]
-        return cast("T", validator.validate_python(node, context=groups))
+        return cast("T", validator.validate_python(node, context=context))
     except ValidationError as error:
-        raise InputError.of(_mistakes(error, places, key)) from None
+        raise InputError.of(_mistakes(error, places, key, context)) from None
 
 
 # --- pydantic's schemas, made strict ---
@@ -90,6 +93,7 @@ def _component_of(node: Any, info: _Info) -> Component:
         target = load_target(path)
         config = getattr(target, "Config", None)
         if isinstance(config, type) and dataclasses.is_dataclass(config):
+            info.context[key] = [one.name for one in dataclasses.fields(config)]
             return Component(path, _validator(config).validate_python(settings, context=info.context), key)
     except TargetError as error:
         why = f"{error}{did_you_mean(error.missing, error.known)}"
@@ -115,15 +119,23 @@ _NAMES = ("literal_error", "union_tag_invalid")
 """Kinds of pydantic's errors for a value that is not one of a set of names."""
 
 
-def _mistakes(error: ValidationError, places: Mapping[str, Any], key: str) -> list[InputError]:
-    """Return one error for each wrong key. places: the values below `key` by their full keys."""
+def _mistakes(
+    error: ValidationError, places: Mapping[str, Any], key: str, context: Mapping[Any, Any]
+) -> list[InputError]:
+    """Return one error for each wrong key.
+
+    places: the values below `key` by their full keys; context: see `_Info`.
+    """
     found: dict[str, InputError] = {}
     for one in error.errors(include_url=False):
         full = key
         for part in one["loc"]:  # a part that is not a key names a member of a union
             below = _below(full, part)
             full = below if below in places or (one["type"] == "missing" and part == one["loc"][-1]) else full
-        mistake = _mistake(one, full, places)
+        parent = full.rpartition(".")[0]
+        own = [f"{parent}.{name}" for name in context.get(parent, ())]
+        known = [*own, *(other for other in places if other != full)]
+        mistake = _mistake(one, full, places.get(full), known)
         # For a union, pydantic reports the errors of every member. The intended one is that whose type was
         # right, or in which validation got furthest.
         if (earlier := found.get(full)) is None or earlier.code == "type":
@@ -137,12 +149,12 @@ def _mistakes(error: ValidationError, places: Mapping[str, Any], key: str) -> li
     return sorted(furthest, key=lambda mistake: mistake.code == "missing")
 
 
-def _mistake(one: Any, key: str, places: Mapping[str, Any]) -> InputError:
-    """Convert a pydantic error at `key` to an InputError."""
-    kind, given, message = one["type"], places.get(key), one["msg"].removeprefix("Value error, ")
+def _mistake(one: Any, key: str, given: Any, known: Iterable[str]) -> InputError:
+    """Convert a pydantic error at `key`, which has the value `given`, to an InputError."""
+    kind, message = one["type"], one["msg"].removeprefix("Value error, ")
     setting = setting_of(key.partition("[")[0], given)
     if kind == "unexpected_keyword_argument":
-        return unknown_key(key, written(given), [other for other in places if other != key])
+        return unknown_key(key, written(given), known)
     if kind == "missing":
         return InputError.missing(key, fix=setting)
     code: Code = "range" if kind.startswith(("greater", "less", "too_", "value_error")) else "type"

@@ -64,11 +64,15 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Raise InputError with a mistake for each argument that is neither key=value nor ~key, such as flags and
     commands of other libraries and options without their group."""
     wrong: list[InputError] = []
-    for argument in arguments:
+    left = [one for one in arguments if one[:1] != "~" and (one[:1] == "-" or "=" not in one)]
+    while left:
+        argument = left.pop(0)
         name, equals, value = argument.partition("=")
-        if argument.startswith("~") or (equals and not argument.startswith("-")):
-            continue
-        flag, meant = name.startswith("-"), _meant(name, value)
+        flag = name.startswith("-")
+        if (flag or name in VERBS) and not equals and left and not left[0].startswith("-"):
+            value = left.pop(0)
+            argument = f"{argument} {value}"
+        meant = _meant(name, value)
         why = "no such flag" if flag else "not of the form key=value, without spaces"
         fix = "" if meant is None else f"Write {meant}" if meant else "Leave it out"
         place, key = (text if text.strip() else shlex.quote(text) for text in (argument, name))
@@ -99,5 +103,6 @@ def _meant(name: str, value: str) -> str | None:
     groups = ("agent", "env", "meta", "wandb", "experiment", "agent/network", "agent/memory")
     if group := next((one for one in groups if plain in options_of(one)), ""):
         return f"{group}={plain}"
-    near = nearest(name, [*FLAGS, *commands, *options_of("agent"), *options_of("env")])
+    known = [*FLAGS, *commands, *options_of("agent"), *options_of("env")] if len(plain) > 2 else []
+    near = [commands.get(one, one) for one in nearest(name, known)]
     return other_option("agent", name) or other_option("env", name) or (near[0] if near else None)

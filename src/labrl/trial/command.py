@@ -86,12 +86,12 @@ def parse(arguments: Sequence[str], typed: Typed) -> Command:
         for one, after in zip(arguments, following, strict=False)
     ]
     try:
-        flags, others = parser.parse_known_intermixed_args(given)
+        flags, unknown = parser.parse_known_intermixed_args(given)
     except ArgumentError as error:
         flag = str(error.argument_name).rpartition("/")[2]
         code: Code = "unknown-option" if "choice" in error.message else "missing"
         raise InputError.about(flag, error.message, code=code) from None
-    check_arguments([*others, *flags.overrides])
+    check_arguments([one for one in arguments if one in {*unknown, *flags.overrides}])
     for flag, topic in (("--cfg", flags.cfg), ("--info", flags.info)) if flags.multirun else ():
         if topic:
             fix = "Leave out -m, and give each key a single value"
