@@ -35,7 +35,6 @@ from labrl.networks.critics import Critics
 from labrl.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05
-SMALL_CNN = ("agent.network.torso.cnn.features=16",)
 IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 
 
@@ -227,28 +226,6 @@ def test_actions_fill_their_box_and_stay_inside(name: str) -> None:
     assert np.allclose([kinds[0].min(0), kinds[0].max(0)], [BOX.low, BOX.high], atol=0.2)
 
 
-@pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("td3", BOX)])
-def test_two_workers_compute_the_gradient_of_one_on_images(name: str, action: gym.Space) -> None:
-    gradients: list[list[Tensor]] = []
-    IMAGE.seed(0)
-    images = np.stack([IMAGE.sample() for _ in range(32)])
-    overrides = [*SMALL_CNN, *(["agent.policy_delay=1"] if name == "td3" else [])]
-    before = learner_threads()
-    for num_threads in (1, 2):
-        agent, _, _ = build(config_of(name, *overrides), action, IMAGE, num_threads=num_threads)
-        nets = agent.modules()
-        observations = torch.from_numpy(nets["policy"].layout(images))
-        batch = replace(made_up(action), observation=observations[:16], next_observation=observations[16:])
-        errors = agent.update(batch)
-        threads = learner_threads() - before
-        assert bool(threads) == (num_threads > 1)
-        weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]
-        gradients.append([errors, *(weight.grad for weight in weights)])
-        agent.close()
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
 def test_two_threads_in_large_products_are_exact_and_set_back() -> None:
     """Use an agent whose minibatches must not be halved."""
     large = ("agent.network.torso.hidden=[128,128]", "agent.batch_size=256")
@@ -353,17 +330,6 @@ def test_agents_learn_from_discrete_observations(name: str) -> None:
     agent, clock, _ = build(config_of(name), BOX, gym.spaces.Discrete(5))
     assert play(agent, clock, Doors(gym.spaces.Discrete(5), 4), 15) == 20
     assert np.isfinite(agent.metrics()["grad_norm_critic"])
-
-
-def test_first_actions_are_random_or_from_the_policy() -> None:
-    observation = np.zeros((4, 3), np.float32)
-    random, _, streams = build(config_of("td3"))
-    before = streams.numpy("policy").bit_generator.state
-    random.act(Observation(observation))
-    assert streams.numpy("policy").bit_generator.state != before
-    by_policy, _, _ = build(config_of("td3", "agent.warmup_actions=policy", "agent.noise.std=0.0"))
-    best = by_policy.evaluation_action(Observation(observation), np.random.default_rng(0))
-    np.testing.assert_array_equal(by_policy.act(Observation(observation)), best)
 
 
 def test_non_finite_loss_raises_an_error_with_its_term() -> None:
