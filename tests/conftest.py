@@ -1,21 +1,18 @@
 """Settings of all tests: no Weights & Biases, and no videos or reports unless a test asks for them.
 
-Slow work that is the same for every run is done at most once per test run: merged Hydra configurations are
-cached (see `compositions`), so is the state of the repository (see `surroundings`), and imported objects are
-excluded from garbage collection. `preparation` prepares the processes that run tests, and `tiers` keeps the
-tests of `make test` small. The process that only distributes the tests does not import PyTorch.
+Merged Hydra configurations are cached (see `compositions`), and imported objects are excluded from garbage
+collection. `preparation` prepares the processes that run tests, and `tiers` keeps the tests of `make test`
+small. The process that only distributes the tests does not import PyTorch.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from shared_folder import share_compositions
 
 # Two PyTorch threads are five times slower when another test process competes for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,8 +27,6 @@ settings.load_profile("labrl")
 
 # Objects that are created while tests are collected are needed until the end: don't search them for garbage.
 gc.disable()
-_shared = ExitStack()
-_shared.enter_context(share_compositions())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,8 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Remove the files that test processes share, and make pytest's five garbage collections cheap."""
-    _shared.close()
+    """Make pytest's five garbage collections cheap."""
     gc.collect()
     gc.freeze()
 

@@ -26,10 +26,7 @@ def draw_seed() -> int:
 
 def derived_seed(*path: int | str) -> int:
     """Return an integer in [0, 2**31) that depends only on the elements of `path`."""
-    entropy: list[Any] = list(path)
-    for place, part in enumerate(path):
-        if isinstance(part, str):
-            entropy[place] = zlib.crc32(part.encode())
+    entropy = [zlib.crc32(part.encode()) if type(part) is str else part for part in path]
     words = np.array(entropy, np.uint32)  # a list gives the same numbers, but takes three times as long
     return int(np.random.SeedSequence(words).generate_state(1)[0]) & MAX_SEED
 

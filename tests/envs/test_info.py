@@ -285,7 +285,7 @@ def test_objective_of_a_search_may_be_a_number(tmp_path: Path) -> None:
         CsvTable(path / "eval.csv").append(row)
     assert Objective("info/success").value(tmp_path) == 0.7
     assert Objective("final_return").value(tmp_path) == 1.0
-    assert Objective("info/success").reports(tmp_path) == {20: 0.2, 90: 0.5, 100: 0.7}
+    assert Objective("info/success").reports(tmp_path, 100) == {20: 0.2, 90: 0.5, 100: 0.7}
     write_eval(tmp_path / "other", 10, 1.0)
     assert Objective("info/success").value(tmp_path / "other") is None
 

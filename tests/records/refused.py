@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from commands import MODULES
-
 import labrl.cli
 from labrl.config.compose import compose
 from labrl.errors import LabrlError
@@ -28,6 +26,9 @@ HERE = "command lines"
 
 RUN = "agent=random env.max_frame=64 seed=1 meta.progress=false meta.tensorboard=false meta.report=false"
 """The run in runs/one, which lines that name it find."""
+
+MODULES = ("labrl.session.main", "labrl.experiment.grid", "labrl.experiment.search.begin", "labrl.envs.gym")
+"""Modules that are imported once, before the commands are forked."""
 
 LIMIT = 60
 """Seconds after which a command is killed."""

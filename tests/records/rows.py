@@ -19,7 +19,6 @@ from compositions import remember
 from exact_cases import differences as unequal_places
 from exact_cases import folder_override, rows, small, state
 from exact_matrix import AGENTS, Case, applies, extended, labrl
-from shared_folder import share_compositions
 from threadpoolctl import threadpool_info
 
 BUDGETS = {"cartpole": 800, "pendulum": 800, "pong": 160}
@@ -51,14 +50,13 @@ HERE = kind()
 
 def take(before: Any) -> dict[str, Any]:
     """Run all cases, each once uninterrupted and once resumed."""
-    with share_compositions():
-        remember()
-        cases = {
-            f"{agent} {task}": [*small(agent, task, narrow=False), f"env.max_frame={BUDGETS[task]}"]
-            for agent in AGENTS
-            for task in tasks(agent)
-        }
-        return {name: taken(name, overrides) for name, overrides in cases.items()}
+    remember()
+    cases = {
+        f"{agent} {task}": [*small(agent, task, narrow=False), f"env.max_frame={BUDGETS[task]}"]
+        for agent in AGENTS
+        for task in tasks(agent)
+    }
+    return {name: taken(name, overrides) for name, overrides in cases.items()}
 
 
 def tasks(agent: str) -> list[str]:

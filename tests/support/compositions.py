@@ -1,19 +1,16 @@
-"""Compositions, which take Hydra a sixth of a second each, remembered by all processes of one test run.
+"""Compositions, which take Hydra a sixth of a second each, remembered by a process that runs tests.
 
 Values (`agent.lr=1e-3`) are set in copies. Folders of users, whose files may change, are always read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import re
-from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from shared_folder import FOLDER
 
 from labrl.config import config_folder
 
@@ -25,7 +22,8 @@ VALUE = re.compile(r"(?!hydra\.).+\..+|seed|hydra\.(run\.dir|sweep\.dir|sweep\.s
 
 def remember() -> None:
     """Let Hydra compose each choice of groups only once."""
-    compose, folder = ConfigLoaderImpl._load_configuration, Path(os.environ[FOLDER])
+    compose = ConfigLoaderImpl._load_configuration
+    known: dict[str, bytes] = {}
 
     def remembered(loader: Any, config_name: str, overrides: list[str], run_mode: Any, **options: Any) -> Any:
         sources = [(one.scheme(), one.path) for one in loader.repository.get_sources()]
@@ -36,13 +34,10 @@ def remember() -> None:
         values = [one for one in parsed if VALUE.fullmatch(one.key_or_group) and not one.is_sweep_override()]
         choices = [one for one in parsed if one not in values]
         key = repr((sources, config_name, run_mode, options, [one.input_line for one in choices]))
-        file = folder / hashlib.sha256(key.encode()).hexdigest()
-        if not file.exists():
+        if key not in known:
             cfg = compose(loader, config_name, overrides, run_mode, parsed_overrides=choices, **options)
-            unfinished = file.with_suffix(f".{os.getpid()}")
-            unfinished.write_bytes(pickle.dumps(cfg))
-            unfinished.replace(file)
-        cfg = pickle.loads(file.read_bytes())
+            known[key] = pickle.dumps(cfg)
+        cfg = pickle.loads(known[key])
         loader._apply_overrides_to_config(values, cfg)
         cfg.hydra.overrides.hydra = [one.input_line for one in parsed if one.is_hydra_override()]
         cfg.hydra.overrides.task = [one.input_line for one in parsed if not one.is_hydra_override()]

@@ -36,7 +36,6 @@ from exact_cases import (
     recorded_differences,
     small,
 )
-from shared_folder import share_compositions
 
 from labrl.cli import main as labrl_main
 from labrl.config import config_folder
@@ -197,5 +196,4 @@ def report(name: str, way: Callable[[Case], str], case: Case) -> str:
 
 
 if __name__ == "__main__":
-    with share_compositions():
-        sys.exit(main())
+    sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import itertools
 import logging
 import re
@@ -12,19 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import MODULES
 from compositions import remember
-from forked import keep_server
-from surroundings import remember_surroundings
 
 from labrl.trial import reporting
 from labrl.trial import videos as video_files
 
 remember()
-remember_surroundings()
-for module in MODULES:  # before the fork: otherwise each process of the server would import PyTorch
-    importlib.import_module(module)
-keep_server()
 
 SELDOM = (20_000, 10, 20)
 """Thresholds of rare garbage collections: after a session has unfrozen all objects, one takes 0.25 s."""

@@ -1,16 +1,17 @@
-"""A small run and a small experiment, trained once for all processes of a test run, and copied for each test.
+"""A small run and a small experiment, trained once by each process that runs tests, and copied for each test.
 
 For tests of code that reads finished runs. A test that needs other settings trains by itself.
 """
 
 from __future__ import annotations
 
-import os
+import atexit
+import functools
+import shutil
+import tempfile
 from pathlib import Path
 
 from exact_cases import QUIET, folder_override, small
-from filelock import FileLock
-from shared_folder import FOLDER
 
 import labrl
 from labrl.cli import main
@@ -24,15 +25,14 @@ EXPERIMENT += [*(one for one in QUIET if not one.startswith("seed")), "seed=1,2"
 """Overrides of the experiment: random actions on CartPole with two seeds."""
 
 
+@functools.cache
 def recorded(name: str) -> Path:
-    """Return the folder of the run or the experiment, which the first process that needs it trains."""
-    folder = Path(os.environ[FOLDER]) / "recorded" / name
-    with FileLock(f"{folder.parent}.lock"):
-        if not folder.exists():
-            unfinished = folder.with_name(f"unfinished_{name}")
-            if name == "run":
-                assert labrl.train([*RUN, folder_override(unfinished)]).exit_code == 0
-            else:
-                assert main(["-m", *EXPERIMENT, f"hydra.sweep.dir={unfinished}"]) == 0
-            unfinished.rename(folder)
+    """Train the run or the experiment. Return its folder."""
+    above = Path(tempfile.mkdtemp(prefix="labrl-tests-"))
+    atexit.register(shutil.rmtree, above, ignore_errors=True)
+    folder = above / name
+    if name == "run":
+        assert labrl.train([*RUN, folder_override(folder)]).exit_code == 0
+    else:
+        assert main(["-m", *EXPERIMENT, f"hydra.sweep.dir={folder}"]) == 0
     return folder

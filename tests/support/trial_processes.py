@@ -79,8 +79,8 @@ def children(process: Command) -> list[int]:
 
 def servers(process: Command) -> list[int]:
     """Return the process ids of the fork servers of a trial."""
-    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _children_of(process.pid)}
-    return [pid for pid, name in names.items() if name == "forkserver"]
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in _children_of(process.pid)}
+    return [pid for pid, command in commands.items() if "forkserver" in command]
 
 
 def _children_of(pid: int) -> list[int]:

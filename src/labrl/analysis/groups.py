@@ -10,7 +10,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
-from labrl.analysis.formats import distinct_texts
 from labrl.config.keys import key_of, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
@@ -169,18 +168,11 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _brief_text(value: Any, digits: int) -> str:
-    """Format a value with `digits` digits. Of a mapping other than a schedule, only `digits` - 3 entries are
-    written."""
+def _rounded(value: Any) -> Any:
+    """Return a value, or the values of a mapping, with floats rounded to four digits."""
     if isinstance(value, Mapping):
-        value = {name: _rounded(inner, digits) for name, inner in value.items()}
-        if value_text(value).startswith("{") and len(value) > digits - 3:
-            return f"{value_text(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
-    return value_text(_rounded(value, digits))
-
-
-def _rounded(value: Any, digits: int) -> Any:
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def group_by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -202,7 +194,8 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     for rivals in group_by_key(firsts, lambda run: (run.agent, run.env)).values():
         different = distinguishing_keys(rivals) if len(rivals) > 1 else {}
         columns = [
-            (_short(key), distinct_texts(values, _brief_text)) for key, values in [*different.items()][:3]
+            (_short(key), [value_text(_rounded(value)) for value in values])
+            for key, values in [*different.items()][:3]
         ]
         for place, run in enumerate(rivals):
             parts = [run.agent, *(f"{key}={values[place]}" for key, values in columns)]

@@ -112,10 +112,11 @@ class ActionDistribution(Actions):
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw Gumbel noise of the shape of the parameters: the argmax of logits plus noise is a sample."""
-        if isinstance(parameters, Tensor):
-            return -torch.log(-torch.log(torch.rand_like(parameters)))
-        assert generator is not None
-        return generator.gumbel(size=parameters.shape)
+        if type(parameters) is np.ndarray:
+            assert generator is not None
+            return generator.gumbel(size=parameters.shape)
+        assert isinstance(parameters, Tensor)
+        return -torch.log(-torch.log(torch.rand_like(parameters)))
 
     @abstractmethod
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

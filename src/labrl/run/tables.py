@@ -290,6 +290,8 @@ def _lines(columns: list[str], rows: Iterable[dict[str, str]]) -> str:
 
 
 def _to_cell(value: Any) -> str:
+    if type(value) is float:  # most cells
+        return "" if value != value else str(value)
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     if value is None or (isinstance(value, float) and math.isnan(value)):

@@ -13,6 +13,9 @@ from torch import Tensor
 LARGE = 2**26
 """Minimum size in bytes of an array that stays mapped to its file instead of being copied to memory."""
 
+PLAIN = frozenset({bool, int, float, str, type(None)})
+"""Types whose values are stored as they are."""
+
 # An OrderedDict represents a NumPy array or scalar, or bytes. All other mappings are packed as dicts.
 
 
@@ -23,6 +26,8 @@ def pack(state: Any, place: str = "") -> Any:
     object, and dense tensors of any dtype on any device. Arrays and tensors share memory with the state where
     possible. Raises TypeError, with the place in the state, for anything else. place: that of `state` itself.
     """
+    if type(state) in PLAIN:
+        return state
     what = f"a {type(state).__module__}.{type(state).__qualname__}"
     if isinstance(state, Tensor):
         if state.layout is torch.strided and not state.is_quantized and not state.is_meta:
@@ -43,18 +48,20 @@ def pack(state: Any, place: str = "") -> Any:
                 scalar=isinstance(state, np.generic),
             )
         what = f"an array of {array.dtype}"
-    elif isinstance(state, Mapping):
+    elif isinstance(state, dict | Mapping):  # a dict needs no call of the abstract class
         # The hash of such a key differs from that of the loaded plain value.
-        if not any(isinstance(key, np.generic | Tensor) for key in state):
-            return {pack(key, place): pack(item, f"{place}/{key}") for key, item in state.items()}
+        if not any(issubclass(kind, np.generic | Tensor) for kind in set(map(type, state))):
+            packed = {}
+            for key, item in state.items():
+                key = key if type(key) in PLAIN else pack(key, place)
+                packed[key] = item if type(item) in PLAIN else pack(item, f"{place}/{key}")
+            return packed
         what = "a mapping with keys other than text, numbers, None and tuples"
     elif isinstance(state, list | tuple):
         items = [pack(item, f"{place}/{index}") for index, item in enumerate(state)]
         return items if isinstance(state, list) else tuple(items)
     elif isinstance(state, bytes):
         return OrderedDict(bytes=state.decode("latin-1"))  # torch.load refuses empty bytes
-    elif state is None:
-        return None
     else:
         for kind in (bool, int, float, str):
             if isinstance(state, kind):
@@ -83,6 +90,15 @@ def unpack(packed: Any) -> Any:
     if isinstance(packed, list | tuple):
         return type(packed)(map(unpack, packed))
     return packed.clone() if isinstance(packed, Tensor) and packed.nbytes < LARGE else packed
+
+
+def copied(packed: Any) -> Any:
+    """Return a copy of a packed state that shares no memory with it."""
+    if isinstance(packed, dict):
+        return type(packed)((key, copied(value)) for key, value in packed.items())
+    if isinstance(packed, list | tuple):
+        return type(packed)(map(copied, packed))
+    return packed.clone() if isinstance(packed, Tensor) else packed
 
 
 def num_bytes(packed: Any) -> int:

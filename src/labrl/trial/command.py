@@ -122,8 +122,7 @@ def command_of(
             raise InputError.value(f"+{name}", given[name], "be true or false")
     trusts, force = given.pop("trust", "") == "true", given.get("force") == "true"
     inside = None if folder is None else os.path.abspath(folder)
-    others = [one for one in overrides if not one.startswith("+trust=")]
-    trust = Trust(trusts, inside, advice, " ".join(others))
+    trust = Trust(trusts, inside, advice)
     common: dict[str, Any] = {
         "config_dir": folder,
         "trust": trust,
@@ -136,7 +135,7 @@ def command_of(
     if "enjoy" in kinds:
         if multirun:
             raise InputError.contradiction("-m", "+enjoy", "it plays a single run", "Leave out -m")
-        edits = [one for one in others if not one.startswith("+enjoy=")]
+        edits = [one for one in overrides if not one.startswith(("+enjoy=", "+trust="))]
         return Command(verb="enjoy", which=given["enjoy"], overrides=edits, **common)
     if not given:
         return Command(overrides=edits, **common)

@@ -11,7 +11,7 @@ from labrl.agents.make import for_rank
 from labrl.agents.transforms import Transforms
 from labrl.config.compose import check_no_search
 from labrl.config.schema import TrialConfig
-from labrl.dashboards.sender import is_sent
+from labrl.dashboards.sender import resolve_mode
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError, LabrlError, LostProcessError, sentences
 from labrl.memory.workspace import memory_available
@@ -82,7 +82,7 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
             )
     Transforms.build(config.transforms, spaces)
     check_callbacks(config)
-    is_sent(config.wandb)
+    resolve_mode(config.wandb)
 
 
 def create(
@@ -105,7 +105,7 @@ def create(
     beginning = _beginning(config, sessions) if begin is None else None
     if is_run(Path(folder)) and (before := Run.open(folder)).unrecorded:
         with before.lock():  # It was killed while it was planned.
-            before.discard_unrecorded()
+            before.discard()
     run = Run.create(folder, status="waiting")
     plain = {**configuration.plain, "seed": draw_seed() if config.seed is None else config.seed}
     with discarding_refused(run), run.lock(), recording_failure(run):
@@ -153,7 +153,7 @@ def discarding_refused(run: Run) -> Iterator[None]:
         raise LostProcessError(sentences(error.message, to_resume)) from error
     except LabrlError:
         if run.experiment is None:
-            run.discard_unplayed()
+            run.discard()
         raise
 
 
@@ -184,6 +184,6 @@ def _record_failure(run: Run, error: BaseException) -> None:
             run.set_status("interrupted")
             error.add_note(f"to resume: {how_to_resume(run.path)}")
         else:
-            run.discard_unplayed()
+            run.discard()
     elif run.recorded_status in ("waiting", "running"):
         run.set_status("failed")

@@ -135,7 +135,8 @@ class Experience:
         frames = self._clock.frame + self.frames_per_step - self.first_update
         if frames <= 0:
             return 0
-        return max(frames * self._ratio[0] // self._ratio[1] - self.updates, 0)
+        count = frames * self._ratio[0] // self._ratio[1] - self.updates
+        return count if count > 0 else 0
 
     def sample(self, learner: Learner[Any], layout: Callable[[NDArray], Any] | None = None) -> Any:
         """Draw a minibatch as tensors: `Transitions`, or a `SequenceSample` from a buffer of sequences.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,9 @@ class EpsilonGreedy(Exploration):
 
     def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Choose an action for each environment independently. [num_envs]"""
-        epsilon = value_at(self._config.epsilon, frame)
+        epsilon: Any = self._config.epsilon
+        if type(epsilon) is not float:  # a call in every step only where epsilon is a schedule
+            epsilon = value_at(epsilon, frame)
         if epsilon <= 0:
             return values.compute().argmax(1)
         num_envs, num_actions = values.shape

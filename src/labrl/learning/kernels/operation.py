@@ -164,12 +164,13 @@ class KernelNetwork(Generic[Network]):
             return outputs[0]
         return named(*outputs, state=inputs[1] if len(inputs) > 1 else None)
 
-    def forward(self, *inputs: Any, **options: Any) -> Any:
+    def forward(self, observation: Any, second: Any = None, *others: Any, **options: Any) -> Any:
         """Compute the outputs of the network as arrays, without gradients. The network must be unchanged.
 
-        inputs: arrays or tensors, [rows, ...], or None.
+        observation, others: arrays or tensors, [rows, ...], or None; second: the actions, or the recurrent
+        state.
         """
-        key: Any = inputs[0].shape[0], 1, False, False
+        key: Any = observation.shape[0], 1, False, False
         if options:
             key = *key, *options.items()
         if key not in self._acting:
@@ -177,11 +178,9 @@ class KernelNetwork(Generic[Network]):
                 self._acting.clear()
             self._acting[key] = self._new_buffers(*key)
         buffers = self._acting[key]
-        arrays = self._run(buffers, inputs[0], inputs[1] if self._reads_actions else None)
+        arrays = self._run(buffers, observation, second if self._reads_actions else None)
         named = buffers.parts[0].named_output
-        if named is None:
-            return arrays[0]
-        return named(*arrays, state=inputs[1] if len(inputs) > 1 else None)
+        return arrays[0] if named is None else named(*arrays, state=second)
 
     def _run(self, buffers: _Buffers, observation: Any, action: NDArray | None) -> Any:
         """Run the forward pass in buffers that no other call uses. Return copies of the outputs."""

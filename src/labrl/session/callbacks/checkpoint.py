@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from labrl.memory.workspace import Workspace
 from labrl.run.atomic import sync_file
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.session import RunSession
-from labrl.run.tree import num_bytes, pack
+from labrl.run.tree import copied, num_bytes, pack
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate, Evaluated
 
@@ -199,7 +198,7 @@ class Checkpoint(Callback):
             return
         beside = not self._in_files and num_bytes(packed) <= LARGEST_COPY
         if beside:
-            packed = copy.deepcopy(packed)  # so that training can continue meanwhile
+            packed = copied(packed)  # so that training can continue meanwhile
         self._refused, self._saved_frame = False, clock.frame
         self._writing = self._writer.submit(self._write, session.folder, clock.frame, packed, how)
         if not beside:
