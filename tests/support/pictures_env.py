@@ -51,12 +51,6 @@ class Drawn(Walk):
         return DRAWN[self.kind]
 
 
-class Undeclared(Drawn):
-    """An environment that renders, although its metadata names no render mode."""
-
-    metadata: ClassVar[Any] = {"render_modes": []}
-
-
 class Unseen(Drawn):
     """An environment that does not accept a render_mode."""
 
