@@ -98,7 +98,7 @@ def _component_of(node: Any, info: _Info) -> Component:
     except TargetError as error:
         why = f"{error}{did_you_mean(error.missing, error.known)}"
         raise InputError.about(f"{key}._target_", why, code="target") from None
-    except NameError as error:  # in an annotation of its Config
+    except (NameError, TypeError) as error:  # in an annotation of its Config
         raise InputError.about(f"{key}._target_", described(error), code="target") from error
     accepted = accepted_settings(target)
     known = [f"{key}.{name}" for name in accepted or settings]
