@@ -66,13 +66,6 @@ def test_run_folder_is_named_by_time_agent_env_and_unique_suffix(capsys: pytest.
         assert f"run folder: {folder.resolve()}" in output
 
 
-def test_slash_in_an_environment_name_makes_no_subfolder(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["env=gymnasium", "env.id=CartPole-v1", "env.name=My/Cart Pole", *QUICK]
-    assert main(overrides) == 0
-    (folder,) = Path("runs").iterdir()
-    assert "_random_My-Cart-Pole_" in folder.name
-
-
 def test_folder_of_another_run_is_rejected_and_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "hydra.run.dir=mine"]) == 0
     before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
@@ -114,13 +107,6 @@ def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
     assert "_experiment_" in experiment.name
     assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_dqn_cartpole"]
     assert "nature_cnn" in capsys.readouterr().err
-
-
-def test_each_trial_of_an_experiment_has_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK[:-1], ONE_PROCESS, "seed=1,2"]) == 0
-    (experiment,) = Path("runs").iterdir()
-    trials = sorted(folder.name for folder in experiment.iterdir() if folder.is_dir())
-    assert trials == ["0_random_cartpole", "1_random_cartpole"]
 
 
 class CallsBack(gym.Env):

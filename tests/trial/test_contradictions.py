@@ -31,24 +31,16 @@ PICTURES = gym.spaces.Dict({"image": IMAGE, "speed": VECTOR})
 
 REST = "activation: ReLU, initialization: uniform, layer_norm: false"
 MLP = f"_target_: labrl.networks.torso.MLP, hidden: [8], {REST}"
-CNN = f"_target_: labrl.networks.torso.NatureCNN, features: 8, {REST}"
-CRITIC = "agent.network.critic_torso="
 SHORT = "agent.horizon=64 agent.batch_size=64"
 
 
 SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
-    # action spaces
-    *((f"agent={agent}", VECTOR, BOX, "unsupported", "agent") for agent in ("dqn", "sarsa", "pqn")),
-    *((f"agent={agent}", VECTOR, CHOICE, "unsupported", "agent") for agent in ("td3", "ddpg", "tqc")),
-    *(
-        (f"agent={agent}", VECTOR, HALF, "unsupported", "agent")
-        for agent in ("sac", "crossq", "td3_bc", "random")
-    ),
+    ("agent=sac", VECTOR, HALF, "unsupported", "agent"),
+    ("agent=crossq", VECTOR, HALF, "unsupported", "agent"),
+    ("agent=td3_bc", VECTOR, HALF, "unsupported", "agent"),
+    ("agent=random", VECTOR, HALF, "unsupported", "agent"),
     ("agent=sac", VECTOR, gym.spaces.Box(0, 9, (2,), np.int64), "unsupported", "agent"),
     ("agent=ppo agent.action_bounds=rescale", VECTOR, HALF, "unsupported", "agent.action_bounds"),
-    ("agent=ppo agent.log_std_init=-1", VECTOR, CHOICE, "unsupported", "agent.log_std_init"),
-    ("agent=ppo agent.action_bounds=clip", VECTOR, CHOICE, "unsupported", "agent.action_bounds"),
-    ("agent=sac agent.sde={steps: 4, log_std_init: -2}", VECTOR, CHOICE, "unsupported", "agent.sde"),
     (
         "agent=ppo meta.eval_epsilon=0.1 meta.rigorous_eval=1",
         VECTOR,
@@ -56,101 +48,15 @@ SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
         "unsupported",
         "meta.eval_epsilon",
     ),
-    # networks
-    ("agent=sac agent/network=lstm", VECTOR, BOX, "unsupported", "agent.network.torso"),
-    ("agent=reinforce agent/network=gru", VECTOR, CHOICE, "unsupported", "agent.network.torso"),
-    ("agent=ppo agent/network=nature_cnn", VECTOR, CHOICE, "unsupported", "agent.network.torso"),
     ("agent=ppo agent/network=nature_cnn", TINY, CHOICE, "unsupported", "agent.network.torso"),
-    ("agent=dqn agent/network=nature_cnn", VECTOR, CHOICE, "unsupported", "agent.network.torso"),
     ("agent=ppo agent/network=mlp", PICTURES, CHOICE, "unsupported", "agent.network.torso"),
-    ("agent=ppo agent/network=inputs", VECTOR, CHOICE, "unsupported", "agent.network.torso"),
     (
-        "agent=recurrent_ppo agent/network@agent.network.torso=gru",
-        VECTOR,
-        CHOICE,
-        "unsupported",
-        "agent.network.torso.torso",
-    ),
-    (
-        "agent=recurrent_ppo agent/network@agent.network.torso=nature_cnn",
-        VECTOR,
-        CHOICE,
-        "unsupported",
-        "agent.network.torso",
-    ),
-    (f"agent=sac {CRITIC}{{{MLP}}}", IMAGE, CHOICE, "contradiction", "agent.network.critic_torso"),
-    (f"agent=sac {CRITIC}{{{CNN}}}", VECTOR, BOX, "unsupported", "agent.network.critic_torso"),
-    ("agent=recurrent_dqn meta.compile=true", VECTOR, CHOICE, "unsupported", "meta.compile"),
-    # policies
-    (f"agent=ppo agent.sequence_length=8 {SHORT}", VECTOR, CHOICE, "contradiction", "agent.sequence_length"),
-    ("agent=recurrent_ppo agent/network=mlp", VECTOR, CHOICE, "contradiction", "agent.sequence_length"),
-    (
-        "agent=ppo agent/network=gru agent.horizon=64 agent.batch_size=32",
-        VECTOR,
+        f"agent=sac agent.network.critic_torso={{{MLP}}}",
+        IMAGE,
         CHOICE,
         "contradiction",
-        "agent.batch_size",
+        "agent.network.critic_torso",
     ),
-    (
-        "agent=recurrent_a2c agent.horizon=null agent.episodes=4",
-        VECTOR,
-        CHOICE,
-        "unsupported",
-        "agent.episodes",
-    ),
-    (
-        "agent=recurrent_ppo agent/self_imitation=replay",
-        VECTOR,
-        CHOICE,
-        "unsupported",
-        "agent.self_imitation",
-    ),
-    ("agent=sil_ppo agent.normalize_value=true", VECTOR, CHOICE, "contradiction", "agent.normalize_value"),
-    (
-        "agent=a2c agent.value_lr=1e-3 agent.network.shared=true",
-        VECTOR,
-        CHOICE,
-        "contradiction",
-        "agent.value_lr",
-    ),
-    (
-        "agent=ppo agent.action_bounds=beta agent.log_std_init=-1",
-        VECTOR,
-        BOX,
-        "contradiction",
-        "agent.log_std_init",
-    ),
-    *(
-        (
-            f"agent=reinforce agent.baseline=mean {override}",
-            VECTOR,
-            CHOICE,
-            "contradiction",
-            override.partition("=")[0],
-        )
-        for override in ("agent.network.value_head=[8]", "agent.network.shared=true", "agent.value_coef=0.5")
-    ),
-    ("agent=reinforce agent.baseline=value", VECTOR, CHOICE, "contradiction", "agent.value_coef"),
-    ("agent=reinforce agent/self_imitation=replay", VECTOR, CHOICE, "contradiction", "agent.self_imitation"),
-    # continuous replay agents
-    *(
-        (f"agent={agent} agent.target_entropy={target}", VECTOR, action, "range", "agent.target_entropy")
-        for agent in ("sac", "crossq")
-        for action, target in (
-            (BOX, "2"),
-            (BOX, "{kind: linear, start: -2, end: 1, horizon: 10}"),
-            (CHOICE, "-1"),
-            (CHOICE, "1.5"),
-        )
-    ),
-    (
-        "agent=sac agent.temperature=0.2 agent.target_entropy=-1",
-        VECTOR,
-        BOX,
-        "contradiction",
-        "agent.target_entropy",
-    ),
-    ("agent=crossq agent.batch_size=1", VECTOR, BOX, "range", "agent.batch_size"),
     (
         "agent=td3_bc agent.normalize_observations=true",
         IMAGE,
@@ -158,33 +64,6 @@ SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
         "unsupported",
         "agent.normalize_observations",
     ),
-    ("agent=ddpg agent/memory=hindsight", VECTOR, BOX, "unsupported", "agent.memory"),
-    # how the trial is run
-    (
-        "agent=random meta.eval_greedy=true meta.rigorous_eval=1",
-        VECTOR,
-        CHOICE,
-        "unsupported",
-        "meta.eval_greedy",
-    ),
-    ("agent=crossq meta.gradient_noise=true", VECTOR, BOX, "unsupported", "meta.gradient_noise"),
-    (
-        "agent=dqn meta.distributed=shared meta.max_session=2",
-        VECTOR,
-        CHOICE,
-        "unsupported",
-        "meta.distributed",
-    ),
-    ("agent=ppo meta.distributed=shared", VECTOR, CHOICE, "contradiction", "meta.max_session"),
-    (
-        "agent=ppo meta.distributed=shared meta.max_session=2 agent.normalize_value=true",
-        VECTOR,
-        CHOICE,
-        "contradiction",
-        "agent.normalize_value",
-    ),
-    ("agent=ppo meta/async_unroll=on", VECTOR, CHOICE, "unsupported", "meta.async_unroll"),
-    ("agent=dqn agent.collect_until=50000", VECTOR, CHOICE, "contradiction", "meta.rigorous_eval"),
 ]
 """Overrides, observation space, action space, code and key of contradictions with spaces or sessions."""
 

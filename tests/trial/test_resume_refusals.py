@@ -20,7 +20,7 @@ import labrl
 from labrl.cli import list_runs, main
 from labrl.config.compose import compose, to_plain
 from labrl.config.edit import edit
-from labrl.errors import WRONG_INPUT, InputError
+from labrl.errors import WRONG_INPUT
 from labrl.run.folder import Status
 from labrl.run.run import Run
 
@@ -163,10 +163,6 @@ def test_spent_budget_is_refused_before_keys_that_it_contradicts(
     assert "learning_starts" not in message
 
 
-def test_change_of_batch_size_can_be_forced(learned: Path) -> None:
-    assert main(["+resume=runs/one", "env.max_frame=400", "agent.batch_size=64", "+force=true"]) == 0
-
-
 def test_enjoy_refuses_a_checkpoint_that_does_not_fit(
     learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,11 +176,6 @@ def test_enjoy_refuses_a_checkpoint_that_does_not_fit(
     assert len(stderr.splitlines()) == 1
 
 
-def test_unnecessary_force_is_not_recorded(finished: Path) -> None:
-    assert main(["+resume=runs/one", "env.max_frame=128", "+force=true"]) == 0
-    assert not json.loads(Path("runs/one/run.json").read_text())["resumes"][0]["forced"]
-
-
 def test_other_versions_are_reported_and_do_not_prevent_a_resume(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,13 +187,6 @@ def test_other_versions_are_reported_and_do_not_prevent_a_resume(
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
     stdout = capsys.readouterr().out
     assert re.search(r"Python 3\.0 -> .*; torch 1\.0 -> [^;]*\n", stdout)
-
-
-def test_resume_keeps_a_drawn_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK[:-1], "hydra.run.dir=one"]) == 0
-    seed = yaml.safe_load(Path("one/config.yaml").read_text())["seed"]
-    assert main(["+resume=one", "env.max_frame=128"]) == 0
-    assert yaml.safe_load(Path("one/config.yaml").read_text())["seed"] == seed
 
 
 def test_cfg_job_prints_the_configuration_of_a_resume(
@@ -251,15 +235,6 @@ def test_moved_config_dir_is_to_be_typed(again: list[str], capsys: pytest.Captur
     assert main(again) == WRONG_INPUT
     assert "--config-dir=<" in capsys.readouterr().err
     assert main(["--config-dir=new", *again]) == 0
-
-
-@pytest.mark.usefixtures("moved_config_dir")
-def test_enjoy_takes_a_moved_config_dir() -> None:
-    assert main(["--config-dir=new", "+enjoy=one", "episodes=1", "videos=0"]) == 0
-
-
-def test_path_of_a_run_may_be_quoted(finished: Path) -> None:
-    assert main([f"+resume='{finished}'", "env.max_frame=128"]) == 0
 
 
 def test_running_run_is_not_resumed_by_a_second_process(
@@ -353,14 +328,6 @@ def test_every_stop_signal_saves_and_prints_the_resume_command(
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 64
 
 
-def test_resume_from_python(finished: Path) -> None:
-    result = labrl.train(["+resume=runs/one", "env.max_frame=128"])
-    assert (result.folder, result.sessions[0].frame) == (finished.resolve(), 128)
-    with pytest.raises(InputError) as refused:
-        labrl.train(["+resume=runs/one"])
-    assert refused.value.key == "env.max_frame"
-
-
 def edit_config(run: Path, before: str, after: str) -> Path:
     """Replace a text that occurs once in the config.yaml of a run, and return the path of that file."""
     path = run / "config.yaml"
@@ -431,8 +398,3 @@ def test_run_with_a_damaged_file_is_refused_with_the_file(
         assert list_runs(["--root", "runs/one"]) == WRONG_INPUT
         assert name in capsys.readouterr().err
     assert files_of(finished) == before
-
-
-def test_file_that_no_command_reads_may_be_deleted(finished: Path) -> None:
-    (finished / "overrides.yaml").unlink()
-    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import walk, written
-from labrl.errors import Code, InputError, LabrlError, described
+from labrl.errors import Code, InputError, described
 from labrl.mistakes.names import setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import restore
@@ -98,13 +98,8 @@ def _component_of(node: Any, info: _Info) -> Component:
     except TargetError as error:
         why = f"{error}{did_you_mean(error.missing, error.known)}"
         raise InputError.about(f"{key}._target_", why, code="target") from None
-    except (LabrlError, ValidationError):
-        raise
-    except Exception as error:
-        if path.startswith("labrl."):
-            raise
-        why = f"its Config fails: {described(error)}"
-        raise InputError.about(f"{key}._target_", why, code="target") from error
+    except (NameError, TypeError) as error:  # in an annotation of its Config
+        raise InputError.about(f"{key}._target_", described(error), code="target") from error
     accepted = accepted_settings(target)
     known = [f"{key}.{name}" for name in accepted or settings]
     if unknown := [name for name in settings if f"{key}.{name}" not in known]:

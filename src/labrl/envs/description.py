@@ -133,7 +133,7 @@ class _Look:
     def _start(self, env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Any]:
         """Reset an environment, and step it whenever the next result is asked for."""
         # A copy, because an environment may modify its options.
-        observation, info = env.reset(seed=seed, options=copy.deepcopy(self._options))  # type: ignore[arg-type]
+        observation, info = env.reset(seed=seed, options=copy.deepcopy(self._options))
         self._check_fit(observation, "reset")
         masked = self._asks_masks and self._has_mask(observation, info)
         self._masked |= masked
@@ -218,11 +218,7 @@ class _Look:
             raise self._unusable(why, f"{hint}{TRACEBACK}", key=self._make.key) from error
 
     def _unusable(
-        self,
-        why: str,
-        fix: str = "",
-        code: Code = "environment",
-        key: str = "env.action_mask",
+        self, why: str, fix: str = "", code: Code = "environment", key: str = "env.action_mask"
     ) -> InputError:
-        fix = fix or ("To ignore masks, set env.action_mask=false" if key == "env.action_mask" else "")
+        fix = fix or "To ignore masks, set env.action_mask=false" * (key == "env.action_mask")
         return InputError.about(self._make.named, why, fix, code=code, key=key)

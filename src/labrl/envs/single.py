@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import re
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -16,11 +15,8 @@ from gymnasium import error
 from labrl.component import Component, importing
 from labrl.config.schema import EnvironmentConfig
 from labrl.config.traits import Watches
-from labrl.errors import Code, InputError, LabrlError, described, install_command
+from labrl.errors import Code, InputError, LabrlError, described
 from labrl.types import NonNegativeInt, PositiveInt
-
-EXTRAS = ("box2d", "mujoco")
-"""Extras of labrl that install the dependencies of the Gymnasium extras with the same names."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -184,8 +180,7 @@ class EnvFactory:
             place, fix = f"env.id={env_id}", ""
             code: Code = "environment"
             if isinstance(problem, error.DependencyNotInstalled | ImportError):
-                code, extra = "not-installed", re.search(r"gymnasium\[([\w-]+)\]", str(problem))
-                fix = f"Type {install_command(extra[1])}" if extra and extra[1] in EXTRAS else ""
+                code = "not-installed"  # Gymnasium's message gives the command
             elif (
                 isinstance(problem, error.UnregisteredEnv | error.DeprecatedEnv)
                 or type(problem) is error.Error
