@@ -214,13 +214,6 @@ def test_duration_is_written_in_its_two_largest_units() -> None:
     assert duration(None) == duration(float("nan"))
 
 
-def test_shortened_names_stay_different() -> None:
-    """Regression test: two groups had the same tick label after shortening."""
-    names = [f"ppo lr={k} and a very long tail" for k in range(3)]
-    assert len(set(shorten_names(names, 12))) == 3
-    assert shorten_names(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
-
-
 @pytest.mark.parametrize(
     ("spans", "ends"),
     [

@@ -84,19 +84,6 @@ def test_report_shows_result_interval_date_and_warnings(page: ReportPage, statis
     assert not [warning for warning in statistics["warnings"] if warning not in page.text]
 
 
-@pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize(("rows", "shown"), [(99, False), (100, True)])
-def test_score_over_the_last_hundred_rows_needs_a_hundred_rows(
-    tmp_path: Path, rows: int, shown: bool
-) -> None:
-    path = write_run(tmp_path / "a", [rising(10, rows=rows), rising(12, rows=rows)])
-    write_session(Run.open(path), 2, rising(5)[:2], "failed", error="it is not counted")
-    page, plain = report_of(path), json.loads((path / "statistics.json").read_text())
-    names = [row[0] for row in page.table("statistics", 1)]
-    assert len([name for name in names if "100 rows" in name]) == int(shown)
-    assert plain["measures"]["slm_final"]["n"] == 2, "statistics.json lacks the score"
-
-
 def test_failed_session_is_shown_with_its_error_and_left_out(
     page: ReportPage, statistics: dict[str, Any]
 ) -> None:
@@ -243,32 +230,6 @@ def test_experiment_ranks_groups_and_links_trials(experiment: Path) -> None:
     assert page.text.index("labrl -m seed=0,1") < page.text.index(
         "2026-11-20 10:00 UTC labrl -m +resume=latest"
     )
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_probability_has_the_decimals_of_its_interval(tmp_path: Path) -> None:
-    for agent, base in (("ppo", 100), ("dqn", 101)):
-        config = config_with(agent___target_=f"labrl.{agent}")
-        tables = [rising(base + seed) for seed in range(5)]
-        write_run(tmp_path / agent, tables, config=config, agent=agent)
-    for row in report_of(tmp_path).table("scores", 1)[1:]:
-        (pair,) = (cell for cell in row[1:] if cell)
-        assert len(re.findall(r"\d\.\d+", pair)) == 3
-        assert len({len(digits) for digits in re.findall(r"\.(\d+)", pair)}) == 1, pair
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_return_of_a_trial_equals_the_one_printed_in_the_terminal(tmp_path: Path) -> None:
-    for place, finals in enumerate([[1.0, 2.0, 3.0, 94.0], [1.0, 2.0, 6.0]]):
-        config = config_with(agent__lr=place + 1)
-        write_run(tmp_path / str(place), [rows_of([100], [final]) for final in finals], config=config)
-    assert [row[5] for row in report_of(tmp_path).table("trials")[1:]] == ["25", "3"]
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_report_of_an_experiment_is_the_same_in_another_folder(experiment: Path, tmp_path: Path) -> None:
-    inside, outside = report_of(experiment), ReportPage(build(experiment, tmp_path / "away").path)
-    assert inside.text == outside.text.replace(str(tmp_path / "away"), str(experiment))
 
 
 def test_environments_are_compared_separately_and_named_in_warnings(tmp_path: Path) -> None:
