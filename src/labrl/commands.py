@@ -37,6 +37,7 @@ from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
 from labrl.run.session_log import print_warnings
 from labrl.run.signature import trusting
+from labrl.run.trust import check_overrides
 from labrl.session.torchrun import refuse_torchrun
 from labrl.trial.command import Command, command_of, parse
 from labrl.trial.configuration import compose_run, edit_run, overrides_of, resolved
@@ -134,7 +135,7 @@ def find_past(command: Command) -> Run:
         past: Run = Run.open(file.parent) if of_run else ConfigFile(file)
     else:
         past = find_run(command.which, command.overrides, cast("Any", command.verb))
-    return check_past(past, composes=True)
+    return check_past(past)
 
 
 def run_experiment(command: Command, full_error: bool) -> tuple[Path, int]:
@@ -156,6 +157,7 @@ def run_experiment(command: Command, full_error: bool) -> tuple[Path, int]:
             why, fix = "its trials start at frame 0", "Use a grid of values instead: agent.lr=1e-4,3e-4"
             raise InputError.contradiction("+fork", "hydra/sweeper=optuna", why, fix)
         past = find_past(command)
+        check_overrides(past, past.provenance)
         fork = ForkPoint.find(past, command.at, command.overrides, config_dir)
         # The overrides of the run precede those of the command.
         overrides = replaced(overrides_of(past), command.overrides)
@@ -187,10 +189,6 @@ def run_experiment(command: Command, full_error: bool) -> tuple[Path, int]:
             from labrl.experiment.sweep import sweep_grid
 
             return sweep_grid(cfg, trials, launcher, earlier)
-        from labrl.experiment.search.checks import check_search, settings_of
-
-        check_search(cfg)
-        settings_of(cfg)
         # Imported late, so that wrong input is reported without waiting for Optuna and torch.
         from labrl.experiment.search.begin import search
 

@@ -27,7 +27,7 @@ def _command(name: str, function: str) -> Callable[[], int]:
                 from labrl.processes.output import doing
 
                 if name == "labrl":
-                    doing("starting", early=True)
+                    doing("starting")
                 import labrl.cli  # imported here, because it takes a quarter of a second
 
                 name_user_and_home()

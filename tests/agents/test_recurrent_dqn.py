@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import Noise, gradient_of, memories, minibatches, weights_of
-from on_policy_cases import Recorded, assert_continues_exactly, build, config_of, noise, play
+from on_policy_cases import Recorded, build, config_of, noise, play
 from recurrent_cases import Corridor, remembered
 from refusals import refused
 
@@ -113,13 +113,6 @@ def test_ranks_learn_from_whole_sequences() -> None:
     assert DQN.for_rank(config, 4).batch_size == 4
     with refused("range", "agent.batch_size", "16", "agent.batch_size=24"):
         DQN.for_rank(config, 3)
-
-
-@pytest.mark.parametrize("steps", [5, 30])
-def test_restored_agent_continues_exactly(steps: int) -> None:
-    overrides = ("agent/network=lstm", "agent.learning_starts=40", "agent.memory.capacity=160")
-    make = (*TINY, *MEMORY[:2], *WHEN[1:], *overrides)
-    assert_continues_exactly(lambda: build("recurrent_dqn", *make), noise(), steps)
 
 
 def test_evaluation_has_its_own_recurrent_state(monkeypatch: pytest.MonkeyPatch) -> None:

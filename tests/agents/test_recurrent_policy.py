@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import gradient_of, minibatches, weights_of
-from on_policy_cases import BOX, Recorded, assert_continues_exactly, build, network_of, noise, play, rollouts
+from on_policy_cases import BOX, Recorded, build, network_of, noise, play, rollouts
 from recurrent_cases import Corridor, remembered
 
 from labrl.agents.agent import Observation
@@ -192,15 +192,6 @@ def test_evaluation_has_its_own_recurrent_state() -> None:
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[2][:3], expected[0][:3], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[2][3:], expected[2][3:], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("agent", "overrides", "steps"),
-    [("recurrent_ppo", PPO, 3), ("recurrent_ppo", PPO, 17), ("recurrent_a2c", A2C, 12)],
-    ids=["ppo-3", "ppo-17", "a2c-12"],
-)
-def test_restored_agent_continues_exactly(agent: str, overrides: tuple[str, ...], steps: int) -> None:
-    assert_continues_exactly(lambda: build(agent, "agent/network=lstm", *TINY, *overrides), noise(), steps)
 
 
 @pytest.mark.parametrize(

@@ -206,40 +206,6 @@ def test_crossq_policy_loss_leaves_the_critics_statistics_unchanged() -> None:
     torch.testing.assert_close(loss.detach(), -value.mean())
 
 
-@pytest.mark.parametrize(("name", "action"), KINDS)
-def test_restored_agent_continues_exactly(name: str, action: gym.Space) -> None:
-    overrides = ("agent/memory=prioritized", "agent.n_step=2")
-    agent, clock, streams = build(config_of(name, *overrides), action)
-    world = World(VECTOR, 4)
-    play(agent, clock, world, 15)
-    state, streams_state = copy.deepcopy(agent.state_dict()), copy.deepcopy(streams.state_dict())
-    frame, same_world = clock.frame, copy.deepcopy(world)
-    assert play(agent, clock, world, 10) == 40
-
-    restored, clock, streams = build(config_of(name, *overrides), action)
-    restored.load_state_dict(state)
-    streams.load_state_dict(streams_state)
-    clock.tick(frame)
-    play(restored, clock, same_world, 10)
-    for module, other in zip(agent.modules().values(), restored.modules().values(), strict=True):
-        own = other.state_dict()
-        assert all(torch.equal(value, own[key]) for key, value in module.state_dict().items())
-    assert agent.metrics() == pytest.approx(restored.metrics(), rel=0, abs=0, nan_ok=True)
-
-
-@pytest.mark.parametrize(("name", "action"), KINDS)
-def test_metrics_have_the_same_keys_before_and_after_learning(name: str, action: gym.Space) -> None:
-    agent, clock, _ = build(config_of(name), action)
-    before = agent.metrics()
-    assert math.isnan(before["loss_critic"])
-    play(agent, clock, World(VECTOR, 4), 15)
-    after = agent.metrics()
-    assert list(after) == list(before)
-    assert all(np.isfinite(value) for value in after.values())
-    assert after["updates"] == 60 - 40
-    assert agent.metrics() == after
-
-
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_actions_fill_their_box_and_stay_inside(name: str) -> None:
     """Check random, exploring and best actions; stored actions must lie in [-1, 1]."""

@@ -579,3 +579,7 @@ def test_chosen_transform_replaces_that_of_preset_or_environment(
     keys = {} if found is None else {found._target_.rpartition(".")[2]: {*found} - {"_target_"}}
     assert keys == reward
     resolve(compose(overrides))
+
+
+def test_key_may_be_removed_and_added_again() -> None:
+    assert resolve(compose(["~agent.lr", "+agent.lr=1e-3"])).agent.config.lr == 1e-3

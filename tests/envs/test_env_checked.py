@@ -108,17 +108,17 @@ def test_reward_must_be_a_single_number(reward: Any, refused: bool) -> None:
 
 SEEN = np.zeros(4, np.float32)
 ANSWERS: dict[str, tuple[Any, Any, tuple[str, ...] | None]] = {
-    "four values": (None, (SEEN, 0.0, False, {}), ("step()", "5", "truncated")),
-    "six values": (None, (SEEN, 0.0, False, False, {}, {}), ("step()", "5")),
-    "nothing": (None, "None", ("step()", "5", "None")),
-    "array at the reset": (SEEN, None, ("reset()", "2")),
-    "three values at the reset": ((SEEN, {}, {}), None, ("reset()", "2")),
-    "info of the reset is None": ((SEEN, None), None, ("info", "None")),
-    "info of a step is a list": (None, (SEEN, 0.0, False, False, []), ("info", "[]")),
+    "four values": (None, (SEEN, 0.0, False, {}), ("5", "truncated")),
+    "six values": (None, (SEEN, 0.0, False, False, {}, {}), ("5",)),
+    "nothing": (None, "None", ("NoneType",)),
+    "array at the reset": (SEEN, None, ("2",)),
+    "three values at the reset": ((SEEN, {}, {}), None, ("2",)),
+    "info of the reset is None": ((SEEN, None), None, ("NoneType",)),
+    "info of a step is a list": (None, (SEEN, 0.0, False, False, []), ("list",)),
     "reward is None": (None, (SEEN, None, False, False, {}), ("reward", "None")),
     "two rewards": (None, (SEEN, np.zeros(2), False, False, {}), ("reward", "[0., 0.]")),
-    "flag is None": (None, (SEEN, 0.0, None, False, {}), ("step()", "None")),
-    "flag is a string": (None, (SEEN, 0.0, False, "no", {}), ("step()", "'no'")),
+    "flag is None": (None, (SEEN, 0.0, None, False, {}), ("terminated", "None")),
+    "flag is a string": (None, (SEEN, 0.0, False, "no", {}), ("truncated", "'no'")),
     "valid": (None, [SEEN, np.array(0.5), np.bool_(False), np.array([0]), {}], None),
 }
 """By name: what reset and what step return (None: as usual), and what the error contains (None: valid)."""

@@ -34,8 +34,9 @@ from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import combinations, plan_grid
 from labrl.experiment.machine import Machine
 from labrl.experiment.trials import Trials
-from labrl.processes.output import LabeledLines
+from labrl.processes.output import SteadyStream
 from labrl.run.experiment import Experiment
+from labrl.run.signature import signed
 from labrl.session.devices import available_cpus
 
 two_at_once = pytest.mark.skipif(available_cpus() < 2, reason="two trials at once need two cores")
@@ -88,7 +89,7 @@ def test_state_of_the_code_is_described_once_for_all_trials(
     Path("agent.py").write_text("mine = 1\n")
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
     assert main(["-m", *QUICK, "seed=1,2,3", "hydra.sweep.dir=../e"]) == 0
-    listed = [line for line in asked.read_text().splitlines() if "--others" in line and str(tmp_path) in line]
+    listed = [line for line in asked.read_text().splitlines() if "status" in line and str(tmp_path) in line]
     assert len(listed) == 1
     for trial in Experiment.open("../e").trials():
         assert "+mine = 1" in Path("../e", trial.folder, "working_folder.diff").read_text()
@@ -270,7 +271,7 @@ def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
     # The state after a kill while a trial that had finished training was making its report.
     info = json.loads((folder / "experiment.json").read_text())
     info["trials"][1]["status"] = "running"
-    (folder / "experiment.json").write_text(json.dumps(info))
+    (folder / "experiment.json").write_text(json.dumps(signed(info)))
     assert main(["-m", "+resume=latest"]) == 0
     assert resumed() == [2, 0]
     assert trial_statuses(folder) == ["finished"] * 2
@@ -379,7 +380,7 @@ def test_edits_apply_to_every_trial_and_new_seeds_add_trials(
     for trial in info["trials"][1:]:
         shutil.rmtree(Path("e") / trial["folder"])
         trial["status"] = "waiting"
-    (Path("e") / "experiment.json").write_text(json.dumps({**info, "status": "interrupted"}))
+    (Path("e") / "experiment.json").write_text(json.dumps(signed({**info, "status": "interrupted"})))
     assert main(["-m", "+resume=e", "seed=0", "env.max_frame=384"]) == 0
     assert trial_statuses(Path("e")) == ["finished"] * 3
     assert [overrides["env.max_frame"] for overrides in overrides_of(Path("e"))] == ["384"] * 3
@@ -534,7 +535,7 @@ def test_errors_in_a_grid_carry_code_and_key() -> None:
 
 def test_labeled_lines_are_written_whole() -> None:
     stream = io.StringIO()
-    lines = LabeledLines(stream, "[0] ")
+    lines = SteadyStream(stream, "[0] ")
     lines.write("twelve words wide and more\nsho")
     assert stream.getvalue() == "[0] twelve words wide and more\n"
     lines.write("rt\n")

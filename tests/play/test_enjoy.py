@@ -132,23 +132,6 @@ def test_greedy_and_checkpoint_can_be_chosen(folder: Path, capsys: pytest.Captur
     assert "labrl.agents.random.RandomAgent" in message
 
 
-def test_latest_is_the_newest_run_that_matches_the_overrides(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder.parent)
-    for overrides, name in (
-        ([], "random_pendulum"),
-        (["env=pong"], "rainbow_pong"),
-        (["agent=ppo"], "ppo_cart"),
-    ):
-        assert main(["+enjoy=latest", "episodes=1", "videos=0", *overrides]) == 0
-        assert capsys.readouterr().out.startswith(name)
-    assert "env=breakout" in refused(capsys, "+enjoy=latest", "env=breakout")
-    message = refused(capsys, "+enjoy=runs/ppo_cartpole", "env=pong")
-    assert "env=pong" in message
-    assert "env=cartpole" in message
-
-
 def test_session_with_the_best_score_plays_unless_another_is_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,16 +174,6 @@ def test_wrong_override_is_refused(override: str, folder: Path, capsys: pytest.C
     assert WRONG[override][1] in refused(capsys, *overrides)
 
 
-def test_enjoy_is_refused_in_a_multirun(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "-m" in refused(capsys, "-m", f"+enjoy={folder / 'ppo_cartpole'}")
-
-
-def test_misspelt_key_is_answered_with_the_nearest_one(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "episodes?" in refused(capsys, f"+enjoy={folder / 'ppo_cartpole'}", "episode=3")
-
-
 def test_missing_run_or_display_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,27 +187,6 @@ def test_missing_run_or_display_is_refused(
     message = refused(capsys, f"+enjoy={folder / 'ppo_cartpole'}", "render=human")
     assert "render=human" in message
     assert "DISPLAY" in message
-
-
-def test_run_without_agent_class_or_checkpoint_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overrides = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=100"]
-    run = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
-    whole = {name: (run / name).read_text() for name in ("config.yaml", "provenance.json")}
-    for name, text in whole.items():
-        (run / name).write_text(text.replace("labrl.agents.random.RandomAgent", "gone.Agent"))
-    assert "gone.Agent" in refused(capsys, f"+enjoy={run}")
-    for name, text in whole.items():
-        (run / name).write_text(text)
-    for path in (run / "session_0" / "checkpoints").glob("*/state.pt"):
-        path.write_bytes(b"")
-    output = refused(capsys, f"+enjoy={run}")
-    assert str(run / "session_0" / "checkpoints") in output
-    assert output.count("\n") == 1
-    for path in (run / "session_0" / "checkpoints").iterdir():
-        path.rename(run / path.name)
-    assert "meta.log_frequency" in refused(capsys, f"+enjoy={run}")
 
 
 def test_render_human_plays_in_a_window_without_videos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import labrl
 from labrl.cli import export_policy
-from labrl.errors import InputError, install_command
 from labrl.play.export import TOLERANCE, export
 
 pytestmark = pytest.mark.extended
@@ -250,16 +249,3 @@ def test_wrong_export_is_refused(folder: Path, tmp_path: Path, capsys: pytest.Ca
         assert named in error
         assert "Traceback" not in error
     assert export_policy([]) == export_policy([str(ppo), "--greedy", "--sampled"]) == 2
-
-
-def test_missing_extra_is_named_in_the_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    known = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "onnxruntime" else known(name, *rest)
-    )
-    with pytest.raises(InputError) as error:
-        export(str(run_of("ppo", folder)))
-    assert (error.value.code, error.value.key) == ("not-installed", "--format")
-    assert install_command("export") in str(error.value)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from exact_cases import QUIET, small
+from exact_cases import small
 from recorded import recorded
-from refusals import refused
 
 import labrl
 from labrl.cli import export_policy, main
 from labrl.errors import InputError
-
-OWN_NETWORK = """
-import torch
-from torch import nn
-
-class Own(nn.Module):
-    def __init__(self, observation_space, units):
-        super().__init__()
-        self.layer = nn.Linear(observation_space.shape[0], units)
-
-    def forward(self, observation):
-        return torch.tanh(self.layer(observation))
-"""
 
 RUNS = {
     "dqn": [*small("dqn", "taxi"), "env.max_episode_steps=20"],  # action masks and discrete observations
@@ -145,25 +132,6 @@ def test_recurrent_state_is_carried_until_it_is_reset(folder: Path) -> None:
 
 
 @pytest.mark.extended
-def test_moved_run_with_a_user_network_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_load_network.py").write_text(OWN_NETWORK)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    overrides = [
-        *QUIET,
-        *("env=cartpole", "env.max_frame=600", "agent.horizon=16", "agent.batch_size=32"),
-        *("~agent.network.torso", "+agent.network.torso={_target_: own_load_network.Own, units: 9}"),
-        "env.num_envs=2",
-    ]
-    run = labrl.train([*overrides, "hydra.run.dir=runs/own"]).folder
-    before = labrl.load(run, checkpoint="latest").evaluate(2).returns
-    shutil.move(run, tmp_path / "elsewhere")
-    policy = labrl.load(tmp_path / "elsewhere", checkpoint="latest")
-    assert policy.evaluate(2).returns.tolist() == before.tolist()
-    assert type(policy.network.policy_torso).__name__ == "Own"  # type: ignore[union-attr]
-
-
-@pytest.mark.extended
 def test_loading_imports_nothing_heavy(folder: Path) -> None:
     code = (
         "import sys, labrl; policy = labrl.load(sys.argv[1], session=None); "
@@ -241,51 +209,37 @@ def test_folder_without_anything_to_load_is_refused(folder: Path, tmp_path: Path
     assert error.value.code == "changed-past"
 
 
-def test_wrong_arguments_of_policy_methods_are_refused(folder: Path) -> None:
-    policy = labrl.load(folder / "inputs")
-    for wrong in (np.zeros(3), {"picture": np.zeros(3)}, ()):
-        with pytest.raises(InputError) as error:
-            policy.act(wrong)
-        assert error.value.key == "observation"
-    policy = labrl.load(folder / "ppo")
-    for wrong in (np.zeros(3), np.zeros((2, 3)), np.zeros((2, 2, 4)), np.zeros(4, complex)):
-        with pytest.raises(InputError) as error:
-            policy.act(wrong)
-        assert error.value.key == "observation"
-    for mask in ([True], [[True, False]], [2, 0]):
-        with pytest.raises(InputError) as error:
-            policy.act(np.zeros((3, 4)), mask)
-        assert error.value.key == "mask"
+@pytest.mark.parametrize(
+    ("name", "key", "call"),
+    [
+        ("inputs", "observation", lambda policy: policy.act(np.zeros(3))),
+        ("inputs", "observation", lambda policy: policy.act({"picture": np.zeros(3)})),
+        ("inputs", "observation", lambda policy: policy.act(())),
+        ("ppo", "observation", lambda policy: policy.act(np.zeros(3))),
+        ("ppo", "observation", lambda policy: policy.act(np.zeros((2, 2, 4)))),
+        ("ppo", "observation", lambda policy: policy.act(np.zeros(4, complex))),
+        ("ppo", "observation", lambda policy: policy.act(np.zeros((0, 4), np.float32))),
+        ("ppo", "observation", lambda policy: policy.act([[0.0, 0.0], [0.0]])),
+        ("ppo", "observation", lambda policy: policy.act(policy.env().reset())),
+        ("ppo", "mask", lambda policy: policy.act(np.zeros((3, 4)), [True])),
+        ("ppo", "mask", lambda policy: policy.act(np.zeros((3, 4)), [2, 0])),
+        ("sac", "mask", lambda policy: policy.act(np.zeros(3), [True])),
+        ("dqn", "mask", lambda policy: policy.act(0)),
+        ("ppo", "render_mode", lambda policy: policy.env(render_mode="human")),
+        ("ppo", "options", lambda policy: policy.env().reset(options={"low": 0})),
+        ("ppo", "episodes", lambda policy: policy.evaluate(episodes=1.5)),
+        ("ppo", "episodes", lambda policy: policy.evaluate(episodes=0)),
+        ("ppo", "seed", lambda policy: policy.evaluate(seed=-1)),
+        ("ppo", "seed", lambda policy: policy.reset(seed=-1)),
+        ("ppo", "epsilon", lambda policy: policy.evaluate(episodes=1, epsilon=1.5)),
+    ],
+)
+def test_wrong_arguments_of_policy_methods_are_refused(
+    name: str, key: str, call: Callable[[Any], Any], folder: Path
+) -> None:
     with pytest.raises(InputError) as error:
-        labrl.load(folder / "sac").act(np.zeros(3), [True])
-    assert error.value.key == "mask"
-    with refused("missing", "mask", "action_mask"):
-        labrl.load(folder / "dqn").act(0)
-    with pytest.raises(InputError) as error:
-        policy.env(render_mode="human")  # type: ignore[arg-type]
-    assert error.value.key == "render_mode"
-    with pytest.raises(InputError) as error:
-        policy.env().reset(options={"low": 0})
-    assert error.value.key == "options"
-    for wrong in (policy.env().reset(), [[0.0, 0.0], [0.0]]):
-        with pytest.raises(InputError) as error:
-            policy.act(wrong)
-        assert error.value.key == "observation"
-    for episodes in (0, 1.5, "3"):
-        with pytest.raises(InputError) as error:
-            policy.evaluate(episodes=episodes)  # type: ignore[arg-type]
-        assert error.value.key == "episodes"
-    for method in (policy.evaluate, policy.reset):
-        with pytest.raises(InputError) as error:
-            method(seed=-1)
-        assert error.value.key == "seed"
-    for epsilon in (-0.1, 1.5):
-        with pytest.raises(InputError) as error:
-            policy.evaluate(episodes=1, epsilon=epsilon)
-        assert error.value.key == "epsilon"
-    with pytest.raises(InputError) as error:
-        policy.act(np.zeros((0, 4), np.float32))
-    assert error.value.key == "observation"
+        call(labrl.load(folder / name, checkpoint="latest"))
+    assert error.value.key == key
 
 
 def test_environment_of_a_policy_renders_images(folder: Path) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import av
-import gymnasium
 import numpy as np
 import pytest
-from env_cases import gymnasium_env, own_env
+from env_cases import own_env
 from exact_cases import QUIET, small
 from one_process import ONE_PROCESS
 from pictures_env import AlwaysDrawn, Drawn, ListOnly
@@ -131,23 +129,6 @@ def test_videos_missing_after_a_kill_are_made_later(
     )
 
 
-@pytest.mark.extended
-@pytest.mark.uses_videos
-def test_trial_succeeds_with_a_message_when_rendering_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
-
-    def broken(*overrides: object) -> None:
-        raise RuntimeError("rendering fails")
-
-    monkeypatch.setattr(gymnasium.envs.classic_control.CartPoleEnv, "render", broken)
-    assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    stdout = capsys.readouterr().out
-    assert "env.id=CartPole-v1" in stdout
-    assert list((tmp_path / "run" / "session_0" / "videos").iterdir()) == []
-
-
 def first_image(cls: type, **settings: object) -> np.ndarray:
     """Render the first state of an environment."""
     env = watch(own_env(cls, settings, fresh_env_per_episode=False))
@@ -171,28 +152,6 @@ def test_images_of_any_usual_format_become_rgb_bytes(kind: str) -> None:
 @pytest.mark.parametrize("cls", [ListOnly, AlwaysDrawn])
 def test_environments_without_rgb_array_mode_are_rendered(cls: type) -> None:
     assert (first_image(cls) == 99).all()
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
-    """Register environments that do not declare that they can be rendered."""
-    before = dict(gymnasium.registry)
-    gymnasium.register("Undeclared-v0", entry_point="pictures_env:Undeclared")
-    gymnasium.register("Unseen-v0", entry_point="pictures_env:Unseen")
-    yield
-    for name in gymnasium.registry.keys() - before:
-        del gymnasium.registry[name]
-
-
-@pytest.mark.usefixtures("registered")
-@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of objects of other tests
-def test_registered_environment_without_a_render_mode_is_rendered_or_refused_without_a_warning() -> None:
-    env = watch(gymnasium_env("Undeclared-v0"))
-    env.reset(np.ones(1, np.bool_), np.zeros(1, np.int64))
-    assert (env.picture() == 99).all()
-    env.close()
-    with refused("unsupported", "env.id"):
-        watch(gymnasium_env("Unseen-v0"))
 
 
 @pytest.mark.parametrize(
@@ -271,17 +230,6 @@ def test_images_of_any_size_make_a_video(size: tuple[int, int], tmp_path: Path) 
     assert count == 5
     assert height % 2 == width % 2 == 0
     assert height / width == pytest.approx(size[0] / size[1], rel=0.01)
-
-
-def test_failed_video_leaves_no_file(tmp_path: Path) -> None:
-    def failing() -> None:
-        with write_mp4(tmp_path / "video.mp4", 10) as video:
-            video.add(np.zeros((20, 20, 3), np.uint8))
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        failing()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.extended

@@ -78,7 +78,6 @@ assert child.wait() == -signal.SIGTERM
 def test_end_of_a_process_is_described_by_exit_code_or_signal() -> None:
     assert "3" in how_it_ended(3)
     assert "SIGKILL" in how_it_ended(-signal.SIGKILL)
-    assert "SIGSEGV" in how_it_ended(-signal.SIGSEGV)
     assert "99" in how_it_ended(-99)
     assert len(how_it_ended(-signal.SIGKILL)) > len(how_it_ended(-signal.SIGSEGV)), (
         "SIGKILL needs a hint that memory may have run out"

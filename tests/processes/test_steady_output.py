@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 from commands import start_labrl
 
 from labrl.errors import FAILED, WRONG_INPUT
-from labrl.processes.output import doing, steady_output
 
 TRAIN = ["agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false", "seed=1"]
 PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
@@ -37,18 +35,6 @@ def python(overrides: list[str], folder: Path, stdout: int) -> subprocess.Comple
 def status(folder: Path) -> str:
     (run,) = folder.glob("runs/*/run.json")
     return str(json.loads(run.read_text())["status"])
-
-
-@pytest.mark.parametrize("kind", ["xterm", "dumb"])
-def test_dumb_terminal_gets_no_control_sequences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "__stderr__", terminal)
-    monkeypatch.setenv("TERM", kind)
-    with steady_output():
-        doing("loading")
-        print("done")
-    assert ("\x1b" in terminal.getvalue()) == (kind == "xterm")
 
 
 @pytest.mark.extended

@@ -361,7 +361,7 @@ def test_recipe_of_fast_pong_has_the_protocol_without_sticky_actions() -> None:
         to_plain(compose(overrides))["env"]
         for overrides in (["experiment=atari/pong_fast"], ["experiment=atari/v4", "env=pong"])
     )
-    assert fast["max_frame"] == 1.3e6
+    assert fast["max_frame"] == 1.6e6
     assert fast | {"max_frame": v4["max_frame"], "num_envs": v4["num_envs"]} == v4
     sticky = to_plain(compose(["experiment=atari/pong_fast", "env.sticky_actions=0.25"]))["env"]
     assert sticky == fast | {"sticky_actions": 0.25}

@@ -18,7 +18,6 @@ import torch
 from disk_limit import file_size_limit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import damaged as damaged_file
 from refusals import refused
 
 from labrl.run.checkpoint import CheckpointStore, _checksum
@@ -122,25 +121,6 @@ def test_special_values_are_restored_exactly(tmp_path: Path) -> None:
     restored["reversed"][0, 0] = 9  # restored arrays are writable
 
 
-def test_modules_and_optimizers_are_restored_exactly(tmp_path: Path) -> None:
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    store = CheckpointStore(tmp_path, keep_last=1)
-    saved = OrderedDict(model=model.state_dict(), optimizer=optimizer.state_dict())
-    state = store.load(store.save(1, saved)).state
-    fresh = torch.nn.Linear(3, 2)
-    fresh_optimizer = torch.optim.Adam(fresh.parameters())
-    fresh.load_state_dict(state["model"])
-    fresh_optimizer.load_state_dict(state["optimizer"])
-    for network, adam in ((model, optimizer), (fresh, fresh_optimizer)):
-        adam.zero_grad()
-        network(torch.ones(1, 3)).square().sum().backward()
-        adam.step()
-    assert torch.equal(model.weight, fresh.weight)
-
-
 def test_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     path = store.save(1, {"view": torch.zeros(10**6)[3:5], "expanded": torch.zeros(1).expand(4)})
@@ -187,14 +167,6 @@ def test_saving_a_frame_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     assert latest.state["number"] == best.state["number"] == 2
 
 
-def test_discard_after_removes_later_checkpoints(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep_last=5)
-    for frame in (1, 2, 3):
-        store.save(frame, some_state(frame))
-    store.discard_after(2)
-    assert store.frames() == [2, 1]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of two undamaged checkpoints."""
@@ -225,44 +197,6 @@ def check_falls_back(store: CheckpointStore) -> None:
         assert [path.name for path in store.broken] == ["frame_000000000002"]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(FILES, st.floats(0, 1, exclude_max=True), st.integers(0, 7))
-def test_checkpoint_with_a_flipped_bit_is_never_loaded(
-    whole: Path, tmp_path: Path, name: str, place: float, bit: int
-) -> None:
-    store, newest = damaged(whole, tmp_path)
-    content = bytearray((newest / name).read_bytes())
-    content[int(place * len(content))] ^= 1 << bit
-    (newest / name).write_bytes(content)
-    check_falls_back(store)
-    if name != "manifest.json":  # where one blank may become another
-        assert store.broken
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(FILES, st.floats(0, 1, exclude_max=True))
-def test_checkpoint_with_a_truncated_file_is_never_loaded(
-    whole: Path, tmp_path: Path, name: str, share: float
-) -> None:
-    store, newest = damaged(whole, tmp_path)
-    size = (newest / name).stat().st_size
-    os.truncate(newest / name, min(int(share * size), size - 2))  # cut more than the final newline
-    check_falls_back(store)
-    assert store.broken
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
-def test_checkpoint_with_a_missing_file_is_reported_and_skipped(
-    whole: Path, tmp_path: Path, name: str
-) -> None:
-    store, newest = damaged(whole, tmp_path)
-    (newest / name).unlink()
-    check_falls_back(store)
-    assert name in store.broken[newest]
-    with damaged_file(newest):
-        store.load(newest)
-
-
 @pytest.mark.parametrize("content", [b"[]", b"3", b"{}", b"\xff\xfe", b'{"checksum": 1}', b"null"])
 def test_checkpoint_with_a_wrong_manifest_is_reported_and_skipped(
     whole: Path, tmp_path: Path, content: bytes
@@ -288,17 +222,13 @@ def put(newest: Path, name: str, content: bytes) -> None:
     )
 
 
-def test_checkpoint_of_a_newer_format_is_refused_and_not_skipped(whole: Path, tmp_path: Path) -> None:
-    store, newest = damaged(whole, tmp_path)
-    rewritten(newest, format_version=99)
-    with refused("not-installed", newest):
-        store.latest()
-
-
-def test_checkpoint_of_an_older_format_is_refused_and_not_skipped(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_checkpoint_of_another_format_is_refused_and_not_skipped(
+    version: int, whole: Path, tmp_path: Path
+) -> None:
     store, newest = damaged(whole, tmp_path)
     (newest / "state.pt").unlink()
-    rewritten(newest, format_version=1, files={})
+    rewritten(newest, format_version=version, files={})
     for read in (store.latest, store.newest_whole_frame, lambda: store.load(newest)):
         with refused("not-installed", newest):
             read()

@@ -10,7 +10,7 @@ import pytest
 from refusals import damaged
 from run_cases import config_with, rising, rows_of, write_run
 
-from labrl.errors import WRONG_INPUT, InputError, LabrlError
+from labrl.errors import InputError
 from labrl.run.experiment import Experiment
 from labrl.run.find import find_runs, load_run
 from labrl.run.folder import EXPERIMENT_MARKER
@@ -93,13 +93,6 @@ def test_damaged_table_has_an_empty_frame_column(tmp_path: Path, content: bytes,
     assert session.train["frame"].size == 0
     lost = "train.csv ends at frame 0 of 1,000: later rows are missing"
     assert [text for text in session.warnings if "incomplete last line" not in text] == [*warnings, lost]
-
-
-def test_infinite_values_are_kept_with_a_warning(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", [rows_of([100, 200], [1.0, float("inf")])])
-    session = load_run(path).sessions[0]
-    assert session.train["return_mean"].tolist() == [1.0, np.inf]
-    assert "train.csv: infinite values in return_mean" in session.warnings
 
 
 def test_missing_later_rows_of_finished_session_give_warnings(tmp_path: Path) -> None:
@@ -190,14 +183,6 @@ def test_folder_that_is_no_run_is_rejected_in_one_line(tmp_path: Path, read: obj
         assert "\n" not in str(refused.value)
 
 
-def test_run_json_of_another_program_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"id": 3}')
-    with pytest.raises(LabrlError) as refused:
-        load_run(tmp_path)
-    assert refused.value.exit_code == WRONG_INPUT
-    assert str(refused.value.key).startswith(str(tmp_path))
-
-
 def test_error_for_session_or_parent_folder_names_the_run(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)])
     for read, place in ((lambda place: find_runs([place]), path / "session_0"), (load_run, tmp_path)):
@@ -255,12 +240,3 @@ def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) 
     (tmp_path / EXPERIMENT_MARKER).write_text("[")
     with damaged(tmp_path / EXPERIMENT_MARKER):
         Experiment.load(tmp_path)
-
-
-@pytest.mark.parametrize("key", ["videos", "record_episodes", "on_crash", "async_eval", "report"])
-def test_runs_form_a_group_when_only_output_options_differ(tmp_path: Path, key: str) -> None:
-    runs = []
-    for index, value in enumerate((True, False)):
-        config = config_with(seed=index, **{f"meta__{key}": value})
-        runs.append(load_run(write_run(tmp_path / str(index), [rising(10)], config=config)))
-    assert runs[0].group_key == runs[1].group_key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import json
@@ -26,10 +25,9 @@ from labrl.config.traits import hints
 from labrl.errors import InputError
 from labrl.run.episodes import read_episode, write_episode
 from labrl.run.experiment import Experiment, TrialRecord
-from labrl.run.provenance import Origin, write_provenance
 from labrl.run.run import Run
 from labrl.run.signature import SIGNATURE, Trust, cache_folder, signed, trusting
-from labrl.run.trust import KINDS, check_composed, check_experiment, check_recorded
+from labrl.run.trust import KINDS, check_experiment, check_recorded
 
 pytestmark = pytest.mark.extended
 
@@ -121,10 +119,10 @@ def evil(source: Path, target: Path, mark: Path, name: str = "os.mkdir") -> Path
     return changed(source, target, change)
 
 
-def refusal(run: Run, config: dict[str, Any], *overrides: str) -> str | None:
+def refusal(run: Run, config: dict[str, Any]) -> str | None:
     """Return the key of the first name that is refused; None if all are accepted."""
     try:
-        check_recorded(run, config, overrides)
+        check_recorded(run, config)
     except InputError as error:
         return error.key if error.code == "untrusted" else error.code
     return None
@@ -186,7 +184,7 @@ NAMED: dict[str, tuple[str, Any]] = {
     "a class of labrl of another kind": ("callbacks.x", {"_target_": "labrl.run.atomic.HashedFile"}),
     "a callback of labrl": (
         "callbacks.x",
-        {"_target_": "labrl.session.callbacks.search.ReportToSearch", "where": "0 00 somewhere:1"},
+        {"_target_": "labrl.session.callbacks.pruning.ReportToSearch", "where": "0 00 somewhere:1"},
     ),
     "a class of labrl in an unknown place": ("meta.x", {"_target_": "labrl.networks.torso.MLP"}),
     "a module of torch": ("agent.network.torso", {"_target_": "torch.hub.load"}),
@@ -203,16 +201,11 @@ def test_targets_must_be_classes_of_labrl_of_the_right_kind(case: str, foreign: 
     group, name = key.rsplit(".", 1)
     config = config_with(**{f"{group.replace('.', '__')}__{name}": node})
     assert refusal(foreign, config) == f"{key}._target_"
-    text = json.dumps(node["_target_"])
-    assert refusal(foreign, CONFIG, f"+{key}={{_target_: {text}}}") == f"{key}._target_"
-    assert refusal(foreign, CONFIG, f"+{key}._target_={text}") == f"{key}._target_"
 
 
 def test_no_module_is_imported_that_a_configuration_names(foreign: Run) -> None:
     for key, value in (("id", "evil:Name-v0"), ("import_module", "evil")):
         assert refusal(foreign, config_with(**{f"env__{key}": value})) == f"env.{key}"
-        assert refusal(foreign, CONFIG, f"env.{key}='{value}'") == f"env.{key}"
-        assert refusal(foreign, CONFIG, f"env.{key}=x,'{value}'") == f"env.{key}"
     assert refusal(foreign, config_with(env__id="CartPole-v1")) is None
     assert refusal(foreign, config_with(env__id="Unknown-v1")) is None  # Gymnasium refuses it
 
@@ -227,28 +220,10 @@ def test_registered_environments_must_be_gymnasiums(foreign: Run) -> None:
         del gymnasium.registry["Foreign-v0"]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "hydra={callbacks: {x: {_target_: os.mkdir}}}",
-        "+hydra.callbacks.x._target_=os.mkdir",
-        "callbacks@hydra.callbacks=x",
-        "hydra.launcher.setup=[mkdir mark]",
-        "hydra.job.env_set.LD_PRELOAD=evil.so",
-        "hydra.searchpath=[pkg://evil]",
-        "hydra.sweep.subdir=../elsewhere",
-    ],
-)
-def test_overrides_for_hydra_are_refused(override: str, foreign: Run) -> None:
-    key = refusal(foreign, CONFIG, override)
-    assert key is not None
-    assert key in override
-
-
-def test_functions_of_omegaconf_are_refused_in_overrides(foreign: Run) -> None:
-    assert refusal(foreign, CONFIG, "callbacks.x='${oc.decode:\"{_target_: os.mkdir}\"}'") == "callbacks.x"
-    assert refusal(foreign, CONFIG, "wandb.name='${oc.env:SECRET}'") == "wandb.name"
-    assert refusal(foreign, CONFIG, "meta.eval_frequency='${meta.log_frequency}'") is None
+def test_functions_of_omegaconf_are_refused(foreign: Run) -> None:
+    for text in ("${oc.decode:'{_target_: os.mkdir}'}", "${oc.env:SECRET}", "${oc.${meta.x}:a}"):
+        assert refusal(foreign, config_with(callbacks__x=text)) == "callbacks.x"
+    assert refusal(foreign, config_with(meta__eval_frequency="${meta.log_frequency}")) is None
 
 
 def test_every_part_in_labrls_files_is_accepted(foreign: Run) -> None:
@@ -290,49 +265,30 @@ def test_every_place_of_a_component_has_a_kind() -> None:
     assert len(names) > 10
 
 
-SNEAKED: dict[str, list[str]] = {
-    "a flag": ["--config-dir={folder}", "experiment=evil"],
-    "a flag in two parts": ["--config-dir", "{folder}", "experiment=evil"],
-    "a function with a computed name": [
-        """env.make='${{oc.${{wandb.project}}:"{{_target_: os.mkdir, path: {mark}}}"}}'""",
-        *("wandb.project=decode", "env=gymnasium", "env.id=null", "env.name=foo", "env.vectorization=sync"),
-    ],
-    "a preset by its path": ["+preset@_global_=ppo_{folder}/preset/evils"],
-    "the file of an agent by its path": [
-        "+preset@_global_=file:{folder}/agent/evil", "env.make=${{agent.optimizer}}", "env.id=null",
-    ],
-}  # fmt: skip
-"""Overrides that someone else may add to those of a run, so that composing them would call os.mkdir."""
-
-
 @pytest.mark.parametrize("verb", ["+fork", "+resume", "+rerun"])
-@pytest.mark.parametrize("case", SNEAKED)
-def test_recorded_overrides_call_nothing_when_they_are_composed(
-    case: str, verb: str, trained: Path, tmp_path: Path
+def test_recorded_overrides_of_someone_else_are_neither_composed_nor_kept(
+    verb: str, trained: Path, tmp_path: Path
 ) -> None:
-    folder, mark = tmp_path / "groups", tmp_path / "mark"
-    call = {"_target_": "os.mkdir", "path": str(mark)}
-    files = {
-        "experiment/evil": "# @package _global_\n" + yaml.safe_dump({"env": {"make": call, "id": None}}),
-        "preset/evils": yaml.safe_dump({"ppo": {"env": {"make": call, "id": None}}}),
-        "agent/evil": yaml.safe_dump({"optimizer": call}),
-    }
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.yaml").write_text(text)
-    sneaked = [one.format(folder=folder, mark=mark) for one in SNEAKED[case]]
+    """Otherwise, they would be composed as the user's own as soon as a resume has signed them."""
+    mark, groups = tmp_path / "mark", tmp_path / "groups"
+    groups.mkdir()
+    sneaked = [
+        *("--config-dir={groups}", "hydra.searchpath=[pkg://evil]", "env.id=null"),
+        f"""env.make='${{oc.${{wandb.project}}:"{{_target_: os.mkdir, path: {mark}}}"}}'""",
+    ]
 
     def change(facts: dict[str, Any]) -> None:
-        facts.pop(SIGNATURE)
         facts["overrides"] += sneaked
+        facts["config_dir"] = str(groups)
 
     run = changed(trained, tmp_path / "run", change)
-    (run / "overrides.yaml").write_text(yaml.safe_dump([*SMALL, *sneaked]))
-    more = (
-        ["at=512", "env.max_frame=1024"] if verb == "+fork" else ["env.max_frame=1024"] * (verb == "+resume")
-    )
-    assert main([f"{verb}={run}", *more, *(["+force=true"] if verb != "+rerun" else [])]) != 0
+    resumed, new = ["env.max_frame=1024"], "hydra.run.dir=next"
+    more = {"+fork": ["at=512", *resumed, new], "+resume": resumed, "+rerun": [new]}[verb]
+    assert main([f"{verb}={run}", *more]) == 0
+    again = run if verb == "+resume" else Path("next")
+    assert main([f"+resume={again}", "env.max_frame=1536"]) == 0
     assert not mark.exists()
+    assert (Run.open(again).config_dir, {*sneaked} & {*Run.open(again).overrides}) == (None, set())
 
 
 def test_signed_run_calls_nothing_that_its_edited_file_computes(trained: Path, tmp_path: Path) -> None:
@@ -344,18 +300,6 @@ def test_signed_run_calls_nothing_that_its_edited_file_computes(trained: Path, t
     (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     assert main([f"+resume={run}", "env.max_frame=1024", "+force=true"]) == 2
     assert not mark.exists()
-
-
-def test_composed_names_of_someone_elses_run_are_checked_again(trained: Path, tmp_path: Path) -> None:
-    """What the overrides compose to counts, whatever they look like; what is typed now is the user's."""
-    run = Run.open(unsigned(trained, tmp_path / "run"))
-    config = config_with(agent__optimizer={"_target_": "own_trusted.Adam"})
-    for words, refused in (("", True), ("agent.optimizer._target_=own_trusted.Adam", False)):
-        with trusting(Trust(words=words)):
-            check_recorded(run, CONFIG, composes=True)
-            with pytest.raises(InputError) if refused else contextlib.nullcontext():
-                check_composed(config)
-    check_composed(config)  # a later command does not go back to that folder
 
 
 def test_run_of_labrls_classes_continues_from_a_folder_of_someone_else(trained: Path, tmp_path: Path) -> None:
@@ -388,7 +332,6 @@ def test_own_classes_in_an_unsigned_run_must_be_trusted(
         assert refused.value.code == "untrusted"
     assert "+trust=true" in str(refused.value)
     assert "own_trusted.Env" in str(refused.value)
-    assert str(parts) in str(refused.value)
     labrl.load(run, trust=True)
     assert main([f"+enjoy={run}", "episodes=1", "videos=0"]) == 2
     assert main([f"+enjoy={run}", "episodes=1", "videos=0", "+trust=true"]) == 0
@@ -433,17 +376,6 @@ def test_what_someone_else_adds_to_a_signed_run_is_found(of_own_parts: Path, tmp
             assert refused.value.code == "untrusted"
 
 
-def test_a_recorded_folder_of_groups_is_not_imported(trained: Path, tmp_path: Path) -> None:
-    groups = tmp_path / "groups"
-    groups.mkdir()
-    run = changed(trained, tmp_path / "run", lambda facts: facts.update(config_dir=str(groups)))
-    labrl.load(run)  # which needs no groups
-    with pytest.raises(InputError) as refused:
-        labrl.train([f"+rerun={run}"])
-    assert (refused.value.code, refused.value.key) == ("untrusted", "config_dir")
-    assert labrl.train([f"+rerun={run}"], config_dir=groups).exit_code == 0
-
-
 def test_key_is_private_and_in_the_cache(trained: Path) -> None:
     key = cache_folder() / "key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -469,74 +401,27 @@ def test_a_key_that_others_can_read_signs_nothing(
         labrl.load(of_own_parts)
 
 
-def test_without_a_cache_only_the_same_process_knows_its_runs(
-    parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "file" / "cache"))
-    run = Run.create(tmp_path / "run")
-    config = config_with(env__make={"_target_": "own_trusted.Env"})
-    write_provenance(run, config, Origin(["seed=1"]))
-    assert refusal(run, config) is None
-    facts = json.loads(run.provenance_json.read_text())
-    # as another process would see it
-    run.provenance_json.write_text(json.dumps({**facts, SIGNATURE: "0" * 64}))
-    assert refusal(run, config) == "env.make._target_"
-    assert refusal(run, CONFIG) is None
-
-
 def experiment(path: Path, **facts: Any) -> Experiment:
     record = TrialRecord(number=0, overrides=["seed=1"], folder="0_ppo", status="finished")
     given = {"overrides": ["seed=1,2"], "hydra_overrides": [], "config_dir": None, **facts}
     return Experiment.begin(path, given.pop("kind", "grid"), [record], **given)
 
 
-def tamper(folder: Experiment, **facts: Any) -> None:
-    content = json.loads(folder.marker.read_text())
-    folder.marker.write_text(json.dumps({**content, **facts}))
-
-
-TAMPERED: dict[str, tuple[dict[str, Any], str]] = {
-    "override": ({"overrides": ["seed=1,2", "+callbacks.x={_target_: os.mkdir}"]}, "callbacks.x._target_"),
-    "choice": ({"overrides": ["env.import_module=null,evil"]}, "env.import_module"),
-    "hydra": ({"hydra_overrides": ["hydra.launcher.setup=[mkdir mark]"]}, "hydra.launcher.setup"),
-    "config_dir": ({"config_dir": "/somewhere"}, "config_dir"),
-    "search": ({"kind": "search"}, "search"),
-    "trial": (
-        {
-            "trials": [
-                {
-                    "number": 0,
-                    "overrides": ["env.id='a:b'"],
-                    "folder": "0",
-                    "status": "waiting",
-                    "error": None,
-                }
-            ]
-        },
-        "env.id",
-    ),
-    "folder": (
-        {"trials": [{"number": 0, "overrides": [], "folder": "../x", "status": "waiting", "error": None}]},
-        "folder",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", TAMPERED)
-def test_experiments_are_data_too(case: str, tmp_path: Path) -> None:
-    facts, key = TAMPERED[case]
+@pytest.mark.parametrize("facts", [{"overrides": ["seed=1,2,3"]}, {"kind": "search"}, {"signature": None}])
+def test_experiment_of_someone_else_must_be_trusted(facts: dict[str, Any], tmp_path: Path) -> None:
+    """Its overrides are composed, and Optuna unpickles parts of a study."""
     folder = experiment(tmp_path / "experiment")
-    tamper(folder, **facts)
-    with pytest.raises(InputError) as refused:
-        check_experiment(folder)
-    assert (refused.value.code, refused.value.key) == ("untrusted", key)
-    assert main(["-m", f"+resume={folder.path}"]) == 2
-    folder.set_status("interrupted")  # signs nothing
-    with pytest.raises(InputError):
-        check_experiment(folder)
+    folder.marker.write_text(json.dumps({**json.loads(folder.marker.read_text()), **facts}))
+    for _ in range(2):
+        with pytest.raises(InputError) as refused:
+            check_experiment(folder)
+        assert refused.value.code == "untrusted"
+        assert main(["-m", f"+resume={folder.path}"]) == 2
+        folder.set_status("interrupted")  # signs nothing
     with trusting(Trust(everything=True)):
         check_experiment(folder)
+        folder.set_status("running", config_dir="/mine")
+    assert check_experiment(Experiment.open(folder.path)) == "/mine"
 
 
 def test_an_experiment_stays_its_users_while_it_is_written(tmp_path: Path) -> None:
@@ -545,14 +430,6 @@ def test_an_experiment_stays_its_users_while_it_is_written(tmp_path: Path) -> No
     folder.set_trials([TrialRecord(number=1, overrides=["seed=2"], folder="1_ppo")])
     folder.set_status("interrupted", number=float("nan"), texts=("a", "ä"))
     assert check_experiment(Experiment.open(folder.path)) == "/somewhere"
-
-
-def test_an_experiment_of_labrls_parts_becomes_that_of_who_resumes_it(tmp_path: Path) -> None:
-    folder = experiment(tmp_path / "experiment")
-    tamper(folder, signature=None)
-    check_experiment(folder)
-    folder.set_status("running", config_dir="/mine")
-    assert check_experiment(Experiment.open(folder.path)) == "/mine"
 
 
 def test_trust_must_be_a_flag() -> None:

@@ -19,7 +19,7 @@ from labrl.agents.ppo import PPO
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
 from labrl.spaces import Spaces
-from labrl.trial.contradictions import FACTS, Facts, check_keys, check_spaces, rules
+from labrl.trial.contradictions import FACTS, Facts, check_spaces, rules
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -35,84 +35,6 @@ CNN = f"_target_: labrl.networks.torso.NatureCNN, features: 8, {REST}"
 CRITIC = "agent.network.critic_torso="
 SHORT = "agent.horizon=64 agent.batch_size=64"
 
-KEYS: list[tuple[str, Code, str]] = [
-    # budgets, rollouts and minibatches
-    ("agent=random env.num_envs=1000000000", "contradiction", "env.num_envs"),
-    ("agent=ppo env.max_frame=10", "contradiction", "env.max_frame"),
-    ("agent=ppo agent.horizon=64 agent.batch_size=60", "contradiction", "agent.batch_size"),
-    ("agent=a2c agent.episodes=3", "contradiction", "agent.horizon"),
-    ("agent=a2c agent.horizon=null", "contradiction", "agent.horizon"),
-    ("agent=a2c env.num_envs=4 agent.horizon=5 env.max_frame=19", "contradiction", "env.max_frame"),
-    ("agent=pqn agent.horizon=8 env.num_envs=4 agent.batch_size=9", "contradiction", "agent.batch_size"),
-    (
-        "agent=pqn agent.horizon=8 env.num_envs=4 agent.batch_size=8 env.max_frame=31",
-        "contradiction",
-        "env.max_frame",
-    ),
-    ("agent=sarsa agent.horizon=16 env.num_envs=4 env.max_frame=63", "contradiction", "env.max_frame"),
-    # sequences
-    (
-        "agent=recurrent_ppo agent.horizon=64 agent.sequence_length=24",
-        "contradiction",
-        "agent.sequence_length",
-    ),
-    (
-        "agent=recurrent_ppo agent.horizon=64 agent.sequence_length=128",
-        "contradiction",
-        "agent.sequence_length",
-    ),
-    (
-        "agent=recurrent_ppo agent.horizon=64 agent.sequence_length=32 agent.batch_size=16",
-        "contradiction",
-        "agent.batch_size",
-    ),
-    ("agent=recurrent_dqn agent.batch_size=40", "contradiction", "agent.batch_size"),
-    ("agent=recurrent_dqn agent/memory=prioritized", "unsupported", "agent.memory"),
-    ("agent=recurrent_dqn agent/network=mlp_256", "unsupported", "agent.memory"),
-    ("agent=dqn agent/memory=sequences", "unsupported", "agent.memory"),
-    ("agent=sac agent/memory=sequences", "unsupported", "agent.memory"),
-    (
-        "agent=recurrent_dqn env.num_envs=4 agent.memory.capacity=128 agent.learning_starts=0",
-        "contradiction",
-        "agent.memory.capacity",
-    ),
-    # replay buffers
-    ("agent=dqn agent.memory.capacity=50", "contradiction", "agent.memory.capacity"),
-    ("agent=dqn agent.memory.capacity=900", "contradiction", "agent.memory.capacity"),
-    (
-        "agent=dqn agent.memory.capacity=64 env.num_envs=16 agent.n_step=5 agent.learning_starts=0",
-        "contradiction",
-        "agent.memory.capacity",
-    ),
-    ("agent=sac agent.memory.capacity=100", "contradiction", "agent.memory.capacity"),
-    ("agent=dqn env.max_frame=1000", "contradiction", "agent.learning_starts"),
-    ("agent=sac env.max_frame=50", "contradiction", "agent.learning_starts"),
-    (
-        "agent=dqn agent.learning_starts=0 agent.batch_size=500 env.max_frame=400",
-        "contradiction",
-        "agent.learning_starts",
-    ),
-    ("agent=dqn agent.collect_from=100", "contradiction", "agent.collect_from"),
-    ("agent=dqn agent.collect_until=10", "contradiction", "agent.collect_until"),
-    # exploration
-    ("agent=dqn agent/exploration=noise", "contradiction", "agent.exploration"),
-    ("agent=pqn agent.network.noisy=0.5", "unsupported", "agent.network.noisy"),
-    ("agent=pqn agent/exploration=noise", "unsupported", "agent.network.noisy"),
-    ("agent=sarsa agent.network.noisy=0.5", "unsupported", "agent.network.noisy"),
-    ("agent=sarsa agent/exploration=noise", "unsupported", "agent.exploration"),
-    # heads
-    (
-        "agent=ppo agent.network={policy_head: [], value_head: [], head_layer_norm: true}",
-        "contradiction",
-        "agent.network.head_layer_norm",
-    ),
-    (
-        "agent=dqn agent.network.head=[] agent.network.head_layer_norm=true",
-        "contradiction",
-        "agent.network.head_layer_norm",
-    ),
-]
-"""Overrides, code and key of contradictions that need no environment."""
 
 SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
     # action spaces
@@ -310,13 +232,6 @@ def check(overrides: str, observation: gym.Space, action: gym.Space, masked: boo
     config = resolve(compose(["env=cartpole", "preset=none", *_split(overrides)]))
     agent = overrides.partition(" ")[0].removeprefix("agent=")
     check_spaces(config, agent, Spaces(observation, action, config.env.config.num_envs), masked)
-
-
-@pytest.mark.parametrize(("overrides", "code", "key"), KEYS, ids=[case[0] for case in KEYS])
-def test_contradiction_between_keys_has_a_code_and_a_key(overrides: str, code: Code, key: str) -> None:
-    config = resolve(compose(["env=cartpole", "preset=none", *_split(overrides)]))
-    with refused(code, key):
-        check_keys(config)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from labrl.envs.make import make_env
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.vector import VectorEnv
 from labrl.run.run import Run
-from labrl.run.signature import cache_folder
 from labrl.trial.reporting import EPISODES, play_at_random, random_return, record_random_return
 
 KNOWN = gymnasium_node(id="CartPole-v1", name="cartpole", num_envs=4)
@@ -71,10 +70,6 @@ def test_each_environment_plays_equally_many_episodes() -> None:
     assert returns == [1] * each + [2] * each + [3] * each
 
 
-def test_no_return_is_measured_when_no_episode_ends_in_time() -> None:
-    assert play_at_random(VectorEnv(Counting(), seed=0), seconds=0) == []
-
-
 def test_random_policy_takes_valid_actions_only() -> None:
     env = make_env(own_env(Doors), seed=0, num_threads=1, num_envs=5)
     try:
@@ -118,26 +113,10 @@ def test_measured_return_is_recorded_in_the_run_and_used_by_others(tmp_path: Pat
     assert group_statistics([Run.open(run.path)])["baseline"] == vars(measured)
 
 
-def test_measurement_is_reproducible(cache: Path) -> None:
-    first = random_return(UNKNOWN, component(UNKNOWN))
-    (path,) = (cache / "random").iterdir()
-    path.unlink()
-    assert random_return(UNKNOWN, component(UNKNOWN)) == first
-
-
 def test_cached_file_depends_only_on_keys_that_change_the_return() -> None:
     same = baselines.baseline_path(KNOWN)
     assert baselines.baseline_path({**KNOWN, "max_frame": 5, "num_envs": 1, "vectorization": "async"}) == same
     assert baselines.baseline_path(UNKNOWN) != same
-
-
-def test_cache_folder_follows_environment_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache_folder() == tmp_path / "cache"
-    monkeypatch.delenv("LABRL_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/labrl")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "labrl"
 
 
 def test_damaged_file_counts_as_no_baseline() -> None:

@@ -50,15 +50,6 @@ def test_trial_ends_with_a_report_and_a_list_of_changed_values() -> None:
     assert entry["final_return"] == session["final_return"]
 
 
-def test_trial_makes_no_report_when_report_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
-    monkeypatch.setattr(reporting, "make_report", lambda folder, env: made.append(folder))
-    without = labrl.train([*QUICK, "meta.report=false"])
-    assert (made, without.report) == ([], None)
-    labrl.train(QUICK)
-    assert len(made) == 1
-
-
 def test_experiment_makes_a_report_if_a_trial_wants_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,17 +229,6 @@ def test_report_is_written_under_a_locale_without_utf8(tmp_path: Path) -> None:
         page = (folder / "report.html").read_text()
         assert "Grüße → ±" in page
         assert "größe" in page
-
-
-@pytest.mark.extended
-def test_labrl_report_help_imports_no_large_package() -> None:
-    program = (
-        "import sys\n"
-        "from labrl.cli import report\n"
-        "assert report(['--help']) == 0\n"
-        "sys.exit(bool({'torch', 'matplotlib', 'numpy', 'jinja2'} & set(sys.modules)))\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 def test_report_of_a_read_only_run_is_written_to_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,10 +164,3 @@ def test_file_that_cannot_be_run_again_is_refused(
     assert (caught.value.key or "").endswith(key)
     assert "saved.yaml" in str(caught.value)
     assert [path.name for path in Path("runs").iterdir()] == ["first"]
-
-
-def test_key_that_a_file_lacks_or_should_not_have_is_changed_by_an_override(first: Path) -> None:
-    text = (first / "config.yaml").read_text().replace("  vectorization: auto\n", "  extra: box2d\n")
-    Path("saved.yaml").write_text(text)
-    edits = ["~env.extra", "env.vectorization=auto", "env.max_frame=256"]
-    assert main(["+rerun=saved.yaml", *edits, "hydra.run.dir=again"]) == 0

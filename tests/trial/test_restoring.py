@@ -71,6 +71,15 @@ def test_every_agent_resumes_exactly(agent: str, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, overrides) == []
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize(("agent", "storage"), [("ppo", None), ("dqn", None), ("rainbow", "ram")])
+def test_agent_of_a_game_resumes_exactly(agent: str, storage: str | None, tmp_path: Path) -> None:
+    more = [] if storage is None else [f"agent.memory.storage={storage}"]
+    assert changed_futures(tmp_path, [*small(agent, "pong"), *more]) == []
+    in_files = any(path.is_file() for path in (tmp_path / "run" / "session_0" / "replay").rglob("*"))
+    assert in_files == (agent == "dqn")  # the buffer of a game is in files unless it is set to RAM
+
+
 def default_options(agent: str) -> set[str]:
     """Return the options that the defaults list of an agent's YAML file selects."""
     defaults = yaml.safe_load((config_folder() / "agent" / f"{agent}.yaml").read_text()).get("defaults", [])
@@ -120,12 +129,6 @@ def fitting(option: str) -> tuple[list[str], int]:
             except InputError:
                 continue
     raise AssertionError(f"no agent accepts {option}")
-
-
-@pytest.mark.parametrize(("agent", "task"), [("dqn", "cartpole"), ("sac", "pendulum")])
-def test_off_policy_agent_with_torch_optimizer_resumes_exactly(agent: str, task: str, tmp_path: Path) -> None:
-    overrides = [*small(agent, task), *SHORT, "agent/optimizer=torch", "agent.optimizer.name=NAdam"]
-    assert changed_futures(tmp_path, overrides) == []
 
 
 def test_memory_mapped_replay_buffer_resumes_exactly(tmp_path: Path) -> None:
@@ -187,12 +190,7 @@ def test_every_callback_is_part_of_the_tested_sessions(tmp_path: Path) -> None:
     }
 
 
-def test_callbacks_resume_exactly(tmp_path: Path) -> None:
-    overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
-    assert changed_futures(tmp_path, overrides, frame=204) == []
-
-
-@pytest.mark.parametrize("frame", [92, 128, 184, 224])
+@pytest.mark.parametrize("frame", [92, 128, 184, 204, 224])
 def test_interruption_at_a_frame_with_rows_resumes_exactly(frame: int, tmp_path: Path) -> None:
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
     assert changed_futures(tmp_path, overrides, frame) == []

@@ -81,19 +81,6 @@ def test_run_folder_moved_while_training_can_be_resumed(
 
 
 @pytest.mark.extended
-def test_terminated_run_prints_the_command_that_resumes_it(
-    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "a folder's name"
-    overrides = [*PPO, folder_override(folder)]
-    code, output = interrupt(folder, overrides, signal.SIGTERM, Moment(400, seconds=0.02))
-    assert code == 143, output
-    (command,) = re.findall(r"labrl \+resume=.*|labrl '\+resume=.*", output)
-    assert main(shlex.split(command)[1:]) == 0
-    assert differences(uninterrupted, folder) == []
-
-
-@pytest.mark.extended
 def test_extended_run_equals_a_run_that_started_with_the_larger_budget(
     uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -292,24 +279,6 @@ def test_run_killed_before_its_first_checkpoint_starts_again(uninterrupted: Path
 
 
 @pytest.mark.extended
-def test_damaged_checkpoint_is_skipped_and_the_frame_reported(
-    uninterrupted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*PPO, TENSORBOARD, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
-    store = CheckpointStore(Path("run/session_0/checkpoints"), 1)
-    newest, before = store.frames()[:2]
-    (store.folder / f"frame_{newest:012d}" / "state.pt").write_bytes(b"half of it")
-    capsys.readouterr()
-    assert main(["+resume=run", "env.max_frame=2400"]) == 0
-    output = capsys.readouterr()
-    assert f"{before:,}" in output.out
-    assert f"frame_{newest:012d}" in output.out + output.err, "the damaged checkpoint is not named"
-    assert differences(uninterrupted, Path("run")) == []
-    entry = json.loads(Path("run/run.json").read_text())["resumes"][-1]
-    assert entry["frames"] == {"0": before}
-
-
-@pytest.mark.extended
 def test_change_of_frequencies_does_not_change_what_is_learned(uninterrupted: Path) -> None:
     assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
     edits = ["env.max_frame=2400", "meta.log_frequency=400", "meta.rigorous_eval=1", "meta.keep_last=1"]
@@ -331,38 +300,3 @@ def test_memory_mapped_buffer_keeps_its_checkpoint_frequency(
     assert main(["+resume=run", *edits]) == 0
     assert "40 frames" in capsys.readouterr().err
     assert CheckpointStore(Path("run/session_0/checkpoints"), 2).frames()[:2] == [800, 760]
-
-
-DICE = """
-import gymnasium, random
-import numpy as np
-
-class Dice(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        return np.float32([0]), {}
-
-    def step(self, action):
-        return np.float32([random.random()]), 1.0, random.random() < 0.1, False, {}
-"""
-
-
-@pytest.mark.extended
-def test_nondeterministic_environment_resumes_with_new_episodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "dice.py").write_text(DICE)
-    overrides = [*PPO, "preset=ppo_cartpole", "env=gymnasium", "env.id=null", "env.name=dice"]
-    overrides += ["env.make={_target_: dice.Dice}"]
-    assert (
-        main([*overrides, "env.fresh_env_per_episode=false", "env.max_frame=600", "hydra.run.dir=run"]) == 0
-    )
-    assert main(["+resume=run", "env.max_frame=1200"]) == 0
-    warning = capsys.readouterr().err
-    assert "dice" in warning, "no warning names the environment"
-    log = Path("run/session_0/session.log").read_text()
-    assert "dice" in log
-    frames = [int(row["frame"]) for row in rows(Path("run/session_0/train.csv"))]
-    assert frames == [200, 400, 600, 800, 1000, 1200]

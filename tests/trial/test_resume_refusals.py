@@ -64,72 +64,6 @@ def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: Status,
     assert main([f"+resume={finished}"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        ([], ["runs/one", "64"]),
-        (["meta.log_frequency=8"], ["env.max_frame=", "64"]),
-        (["env.max_frame=32"], ["env.max_frame", "32", "64"]),
-        (["meta.max_session=1", "env.max_frame=9", "+force=true"], ["env.max_frame", "9", "64"]),
-        (["env.max_frame=128", "seed=2"], ["seed=1"]),
-        (["env.max_frame=128", "env.num_envs=4"], ["env.num_envs=8"]),
-        (["env.max_frame=128", "env=acrobot"], ["env=acrobot", "env.max_frame=<value>"]),
-        (["env.max_frame=128", "meta.episode_window=5"], ["meta.episode_window=100"]),
-        (["env.max_frame=128", "meta.precision=bf16"], ["meta.precision=auto", "+force=true"]),
-        (["env.max_frame=512", "agent=ppo"], ["agent=ppo", "agent.horizon=<value>"]),
-        (["env.max_frame=128", "hydra.run.dir=two"], ["hydra.run.dir"]),
-        (["env.max_frame=128", "agent.lrr=1"], ["agent.lrr"]),
-        (["env.max_frame=64,128"], ["env.max_frame=64,128"]),
-        (["-m", "env.max_frame=128,256"], ["runs/one", "-m"]),
-        (["+rerun=runs/one"], ["+rerun", "+resume"]),
-        (["+resume=latest"], ["+resume"]),
-        (["+force=yes"], ["+force", "yes"]),
-        (["resume=latest"], ["+resume=latest"]),
-    ],
-    ids=str,
-)
-def test_contradicting_edit_is_refused_and_changes_no_file(
-    overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = files_of(Path())
-    assert main(["+resume=runs/one", *overrides]) == WRONG_INPUT
-    stderr = capsys.readouterr().err
-    assert [word for word in named if word not in stderr] == []
-    assert "Traceback" not in stderr
-    assert files_of(Path()) == before
-
-
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        (["+resume=runs/two"], ["runs/two", "latest"]),
-        (["+resume=runs/oen"], ["runs/oen", "runs/one"]),
-        (["+resume=elsewhere/one"], ["elsewhere/one", "runs/one"]),
-        (["+resume=on"], ["runs/one"]),
-        (["+resume=elsewhere"], ["elsewhere", "runs/", "latest"]),
-        (["+resume=runs"], ["runs/one"]),
-        (["+resume=runs/one/session_0"], ["runs/one/session_0", "runs/one"]),
-        (["+resume=latest", "env=pong"], ["env=pong"]),
-        (["+resume"], ["+resume=latest"]),
-        (["+resume="], ["+resume="]),
-        (["++resume=latest"], ["++resume=latest"]),
-        (["+force=true"], ["+force", "+resume"]),
-    ],
-    ids=str,
-)
-def test_wrong_path_of_a_run_is_refused_with_a_right_one(
-    overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(overrides) == WRONG_INPUT
-    stderr = capsys.readouterr().err
-    assert [word for word in named if word not in stderr] == []
-
-
-def test_latest_without_a_run_names_the_searched_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["+resume=latest"]) == WRONG_INPUT
-    assert str(Path("runs").absolute()) in capsys.readouterr().err
-
-
 def test_latest_is_the_newest_run_with_the_chosen_options(capsys: pytest.CaptureFixture[str]) -> None:
     main([*QUICK, "hydra.run.dir=runs/c"])
     main([*QUICK, "env=pendulum", "hydra.run.dir=runs/b"])
@@ -216,14 +150,6 @@ def test_option_of_keys_is_merged_below_what_was_typed() -> None:
     recorded = to_plain(compose(["wandb.project=mine", "wandb=offline", "seed=1"]))
     edited = edit(recorded, ["wandb=auto"], ["wandb.project=mine", "wandb=offline", "seed=1"])
     assert (edited["wandb"]["mode"], edited["wandb"]["project"]) == ("auto", "mine")
-
-
-@pytest.mark.parametrize("flags", [["--cfg", "all"], ["--info", "all"]])
-def test_flag_about_a_new_run_is_refused(
-    flags: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["+resume=runs/one", *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"labrl: {flags[-2]}")
 
 
 def test_spent_budget_is_refused_before_keys_that_it_contradicts(
@@ -510,11 +436,3 @@ def test_run_with_a_damaged_file_is_refused_with_the_file(
 def test_file_that_no_command_reads_may_be_deleted(finished: Path) -> None:
     (finished / "overrides.yaml").unlink()
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
-
-
-def test_extension_of_a_run_whose_checkpoints_were_deleted_names_them(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(finished / "session_0" / "checkpoints")
-    assert main([f"+resume={finished}", "env.max_frame=128"]) != 0
-    assert "checkpoints" in capsys.readouterr().err

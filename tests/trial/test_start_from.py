@@ -7,9 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
 from exact_cases import QUIET, differences, small
@@ -147,30 +145,6 @@ def test_weights_of_other_shapes_are_refused_or_initialized_anew(runs: Path, tmp
     assert "policy_head.0.weight" in (run / "report.html").read_text()
 
 
-class ThreeActions:
-    """CartPole with a third action, which pushes to the left, as action 0 does."""
-
-    def __new__(cls) -> Any:
-        actions = gym.spaces.Discrete(3)
-        return gym.wrappers.TransformAction(gym.make("CartPole-v1"), lambda action: action % 2, actions)
-
-
-def test_heads_that_do_not_fit_another_environment_are_initialized_anew(runs: Path, tmp_path: Path) -> None:
-    other = ["env=gymnasium", "env.id=null", "env.name=three", "env.num_envs=4", "env.max_frame=512"]
-    other += ["env.make={_target_: test_start_from.ThreeActions}"]
-    overrides = [*QUIET, "agent=ppo", "agent.lr=0", *other, f"start_from={runs / 'ppo'}"]
-    with refused("contradiction", "start_from.run", "policy_head", "start_from.partial=true"):
-        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'refused'}"])
-    assert not (tmp_path / "refused").exists()
-    run = trained(tmp_path / "run", [*overrides, "start_from.partial=true", "start_from.session=0"])
-    facts = json.loads((run / "provenance.json").read_text())["start_from"]
-    assert facts["begun_anew"]
-    assert all("policy_head" in name for name in facts["begun_anew"])
-    before, after = weights(runs / "ppo", 0, "best"), weights(run)
-    assert set(facts["taken"]) | set(facts["begun_anew"]) == set(after)
-    assert all(torch.equal(after[name], before[name]) for name in facts["taken"])
-
-
 def test_parts_of_a_network_can_be_taken_alone(runs: Path, tmp_path: Path) -> None:
     overrides = [
         *frozen(small("ppo", "cartpole", narrow=False)),
@@ -230,18 +204,6 @@ def test_session_killed_before_its_first_checkpoint_starts_the_same_way(runs: Pa
     assert main([f"+resume={killed}"]) == 2
 
 
-def test_session_added_by_a_resume_starts_with_the_weights_of_the_run(runs: Path, tmp_path: Path) -> None:
-    overrides = [
-        *frozen(small("ppo", "cartpole", narrow=False)),
-        f"start_from={runs / 'ppo'}",
-        "start_from.session=0",
-    ]
-    run = trained(tmp_path / "run", overrides)
-    assert main([f"+resume={run}", "meta.max_session=2"]) == 0
-    before = weights(runs / "ppo", 0, "best")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run, 1).items())
-
-
 WRONG: dict[str, tuple[list[str], str, str]] = {
     "no such run": (["start_from=nowhere"], "not-found", "nowhere"),
     "no such checkpoint": (["start_from.checkpoint=77"], "not-found", "start_from.checkpoint"),
@@ -271,15 +233,6 @@ def test_wrong_start_from_is_refused_with_its_key(case: str, runs: Path, tmp_pat
     assert error.value.code == code
     assert (error.value.key or "").endswith(key)
     assert not (tmp_path / "x").exists()
-
-
-def test_run_without_checkpoints_is_refused(runs: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(runs / "td3", bare)
-    shutil.rmtree(bare / "session_0" / "checkpoints")
-    with pytest.raises(InputError) as error:
-        labrl.train([*SOURCES["td3"], f"start_from={bare}"])
-    assert error.value.code == "not-found"
 
 
 def test_short_form_sets_the_run() -> None:

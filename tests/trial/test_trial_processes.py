@@ -264,15 +264,3 @@ def test_signal_after_the_end_of_a_session_is_ignored(tmp_path: Path) -> None:
     assert "+resume" not in output
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     assert statuses(folder) == ["finished", "finished"]
-
-
-@pytest.mark.extended
-def test_training_continues_when_its_output_is_closed(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with running(
-        folder, "agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false"
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.wait() == 0
-    assert json.loads((folder / "run.json").read_text())["status"] == "finished"

@@ -68,11 +68,6 @@ def test_mean_return_is_over_sessions_that_did_not_fail_with_its_interval() -> N
     assert alone.count("19.0") == 1, "a mean of a single session is shown"
 
 
-def test_summary_has_no_trailing_spaces() -> None:
-    lines = summary(session(0, frame=1000, final_return=1.0), session(1, frame=1000)).splitlines()
-    assert [line for line in lines if line != line.rstrip()] == []
-
-
 def test_header_distinguishes_evaluation_from_training_scores() -> None:
     facts = {"frame": 3008, "episodes": 40, "final_return": 245.3, "return_episodes": 40}
     evaluated = summary(session(0, **facts, best_return=174.7, best_source="evaluation"))
@@ -91,8 +86,3 @@ def test_session_without_episodes_is_named_with_the_key_that_helps() -> None:
     assert "env.max_episode_steps=" in text
     for other in ({"best_return": 5.0}, {"status": "pruned"}, {"episodes": 1}, {"frame": 0}):
         assert "env.max_episode_steps=" not in summary(session(0, **{**played, **other}))
-
-
-def test_error_of_a_failed_session_is_one_line() -> None:
-    error = "RuntimeError: " + "a long story " * 12
-    assert f"session 3 failed: {error}\n" in summary(session(3, status="failed", error=error))

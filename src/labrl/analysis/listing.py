@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from labrl.analysis.formats import align_columns, score, short_number, shorten, time_unit, widths_that_fit
 from labrl.analysis.groups import differing_keys, filter_runs, group_runs
 from labrl.analysis.returns import collect_info, group_return
-from labrl.analysis.search import Confirmed, SearchResult, read_search, runs_of
+from labrl.analysis.search_result import Confirmed, SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
 from labrl.errors import InputError, LabrlError
 from labrl.run.experiment import Experiment

@@ -223,7 +223,7 @@ class SubmititLocal(TrialLauncher):
                 jobs = self._executor.map_array(SubmittedTrials(), groups)
             except FailedJobError as error:
                 for *_, order in new:
-                    Run.open(order["folder"]).discard_unplayed()
+                    Run.open(order["folder"]).discard()
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise InputError.resources(
                     "hydra.launcher",

@@ -9,7 +9,7 @@ import os
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -19,73 +19,59 @@ from labrl.processes.secrets import redact
 INDENT = "  "
 """Text before each line of a traceback in the log of a trial. The panel leaves out indented lines."""
 
-_doing = False
-"""Whether the last line on the terminal was written by `doing`."""
 
-
-def doing(what: str, early: bool = False) -> None:
-    """Show what the program is doing on the terminal, in a line that the next output replaces.
-
-    This has an effect only within `steady_output`, which replaces the line. early: whether the call comes
-    just before entering `steady_output`.
-    """
-    global _doing
-    _clear()
-    with contextlib.suppress(OSError, ValueError):
-        replaced = early or isinstance(sys.stderr, SteadyStream)
-        dumb = os.environ.get("TERM") == "dumb"  # it cannot erase the line
-        if replaced and not dumb and sys.__stderr__ is not None and sys.__stderr__.isatty():
-            sys.__stderr__.write(f"labrl: {what} ...")
-            sys.__stderr__.flush()
-            _doing = True
-
-
-def _clear() -> None:
-    global _doing
-    if _doing:
-        _doing = False
+def doing(what: str) -> None:
+    """Print on a terminal what the program is doing."""
+    if sys.stderr is not None and sys.stderr.isatty():
         with contextlib.suppress(OSError, ValueError):
-            assert sys.__stderr__ is not None
-            sys.__stderr__.write("\r\x1b[K")
-            sys.__stderr__.flush()
+            print(f"labrl: {what} ...", file=sys.stderr, flush=True)
 
 
 class SteadyStream:
-    """A stream that masks secrets, stops writing after its first error, and keeps the error."""
+    """A stream that masks secrets, stops writing after its first error, and keeps the error.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    With a label, it writes complete lines, each after the label, and is not a terminal.
+    """
+
+    def __init__(self, stream: TextIO, label: str = "") -> None:
+        self._stream, self._label, self._begun = stream, label, ""
         self.refusal: OSError | None = None
         """The first error of writing; None if there was none, or if the reader has closed the pipe."""
 
     def write(self, text: str) -> int:
         """Write `text`, or do nothing after an error. Returns the number of characters of `text`."""
-        _clear()
-        try:
-            self._stream.write(redact(text))
-        except OSError as error:
-            self._fall_silent(error)
+        lines = text
+        if self._label:
+            *whole, self._begun = (self._begun + text).split("\n")
+            lines = "".join(f"{self._label}{line}\n" if line.strip() else "\n" for line in whole)
+        self._steadily(lambda: self._stream.write(redact(lines)))
+        if self._label:
+            self.flush()
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream, or do nothing after an error."""
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._fall_silent(error)
+        self._steadily(self._stream.flush)
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return not self._label and self._stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of the stream."""
         return getattr(self._stream, name)
 
-    def _fall_silent(self, error: OSError) -> None:
-        if error.errno != errno.EPIPE:
-            self.refusal = error
-        # At exit, the interpreter flushes the stream's buffer once more.
-        with contextlib.suppress(OSError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+    def _steadily(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                self.refusal = error
+            # At exit, the interpreter flushes the stream's buffer once more.
+            with contextlib.suppress(OSError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -108,7 +94,6 @@ def steady_output() -> Iterator[SteadyStream]:
         try:
             yield output
         finally:
-            _clear()
             output.flush()
             errors.flush()
             sys.stdout, sys.stderr = before
@@ -177,34 +162,12 @@ def printing_to(path: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def labeled_output(label: str) -> Iterator[None]:
-    """Context manager: begin each line of the output with a label."""
-    output, errors = LabeledLines(sys.stdout, label), LabeledLines(sys.stderr, label)
-    with output, errors, contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        yield
-
-
-class LabeledLines(io.TextIOBase):
-    """A stream that writes complete lines, each with the label of its trial, and is not a terminal."""
-
-    def __init__(self, stream: TextIO, label: str = "") -> None:
-        self._stream, self._label = stream, label
-        self._begun = ""
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, text: str) -> int:
-        """Write the complete lines in `text`, and keep the rest. Return the number of characters."""
-        *lines, self._begun = (self._begun + text).split("\n")
-        labeled = (redact(f"{self._label}{line}") if line.strip() else "" for line in lines)
-        with contextlib.suppress(OSError, ValueError):  # A closed output must not end training.
-            self._stream.write("".join(f"{line}\n" for line in labeled))
-            self._stream.flush()
-        return len(text)
-
-    def close(self) -> None:
-        """Close the stream after writing an incomplete line, if there is one."""
-        if self._begun:
-            self.write("\n")
-        super().close()
+    """Context manager: begin each line of the output with a label, and mask secrets."""
+    streams = [SteadyStream(cast(TextIO, stream), label) for stream in (sys.stdout, sys.stderr)]
+    output, errors = (cast(TextIO, stream) for stream in streams)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            yield
+        finally:
+            for stream in streams:
+                stream.write("\n" * bool(stream._begun))

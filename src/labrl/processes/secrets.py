@@ -37,33 +37,30 @@ remembered: dict[str, Any] = {}
 
 _word = "pass|pwd|secret|token|credential|authori|key"
 _hint = re.compile(f"://|{_word}", re.IGNORECASE).search
-# In `://user:password@host`, the password may contain a slash or an @, but a port is none.
 _interpolation = r"\$\\?\{[^}]*\}"  # Hydra may escape it
 _placeholder = rf"(?:{_interpolation}|<\w+>|\{{\w*\}}|%s|%\(\w+\)s)@"
-# In a URL of the web, a number after the host is its port, even if there is an @ in the path.
+# In `://user:password@host`, the password may contain a slash or an @. In a URL of the web, a number after
+# the host is its port, even if there is an @ in the path.
 _login = re.compile(
-    rf"(https?://[^\s/:'\"]*):(?!{_placeholder})(?!\d+[/'\"\s])[^\s'\"]+@"
-    rf"|((?<!http)(?<!https)://[^\s/:'\"]*):(?!{_placeholder})[^\s'\"]+@"
+    rf"(https?://[^\s/:'\"]*:)(?!{_placeholder})(?!\d+[/'\"\s])[^\s'\"]+@"
+    rf"|((?<!http)(?<!https)://[^\s/:'\"]*:)(?!{_placeholder})[^\s'\"]+@"
     rf"|(https?://)(?!{_placeholder})[^\s/:@'\"]+@",
     re.IGNORECASE,
 ).sub
+_name = rf"(?P<name>[\w.-]*(?:{_word})[\w.-]*)"
+_bare = rf"""(?:{_interpolation}|[^\s'"{{}}\[\]()&])*(?:{_interpolation}|[^\s'"{{}}\[\](),.;:&])"""
+# `name=value`, or `name: "value"`.
 _pairs = re.compile(
-    rf"(?<![\w.-])(?P<name>[\w.-]*(?:{_word})[\w.-]*)(?P<is>[\"']?\s?[=:]\s?)"
-    r"""(?:(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)"""
-    rf"""|(?P<bare>(?:{_interpolation}|[^\s'"{{}}\[\]()&])*(?:{_interpolation}|[^\s'"{{}}\[\](),.;:&])))""",
+    rf"""(?P<head>(?<![\w.-]){_name}["']?\s?(?:=|:(?=\s?["']))\s?)"""
+    rf"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|{_bare})""",
     re.IGNORECASE,
 ).sub
-# An interpolation, or a placeholder in a message.
+# `{name: value, ...}`, the form of an override. Elsewhere, `token: must be text` contains no value.
+_items = re.compile(
+    rf"""(?P<head>[{{,]\s*{_name}\s?:\s?)(?P<value>(?:{_interpolation}|[^'"{{}},])+)""", re.IGNORECASE
+).sub
 _reference = re.compile(rf"(?:{_interpolation})+|<\w+>").fullmatch
-_item = re.compile(rf"(?:{_interpolation}|[^,])+").match
-_ends = re.compile(r"[ \t]*(?:[,}\]\r\n]|$)").match
 _override = re.compile(r"[+~]*([\w./-]+)=(.*)").fullmatch
-_SECRET_FILE = (
-    r"(?!.*\.(?:example|sample|template|dist|pub)$)(?:\.env(?:\..*)?|.*\.env|[._]netrc|id_(?:rsa|dsa|ecdsa|ed25519).*"
-    r"|.*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg|ovpn)|\.(?:pgpass|npmrc|pypirc|htpasswd|git-credentials"
-    r"|dockercfg|my\.cnf|s3cfg|boto|vault-token)|kaggle\.json|.*service.?account.*\.json)"
-)
-_SECRET_FOLDER = r"\.(?:ssh|aws|gnupg|azure|kube|docker)|secrets|credentials"
 
 
 @functools.lru_cache(4096)
@@ -85,23 +82,13 @@ def is_secret(name: str) -> bool:
     )
 
 
-def is_secret_file(path: str, committed: bool = False) -> bool:
-    """Return whether a file probably contains secrets, judging by its name and its folders.
+def is_secret_file(path: str) -> bool:
+    """Return whether a source file probably contains secrets, judging by its name and its folders.
 
-    path: relative to the folder in question, with slashes; committed: whether the file is in a repository,
-    where code is never secret.
+    `token_bucket.py` and `secretary.py` are innocent, `secrets.py` and `prod_token.txt` are not.
     """
-    *folders, name = path.lower().split("/")
-    stem, _, suffix = name.rpartition(".")
-    is_code = suffix in ("py", "pyx", "ipynb", "c", "cpp", "cu", "h", "md")
-    if committed and is_code:
-        return False
-    if re.fullmatch(_SECRET_FILE, name) or any(re.fullmatch(_SECRET_FOLDER, folder) for folder in folders):
-        return True
-    words = re.sub(r"\W+", "_", stem or suffix)
-    return is_secret(
-        words if is_code else words.upper()
-    )  # `token_bucket.py` is innocent, `secrets.py` is not
+    words = re.sub(r"[^\w/]+", "_", path.lower().rpartition(".")[0]).split("/")
+    return any(is_secret(one if path.endswith(".py") else one.upper()) for one in words)
 
 
 def redact(content: T) -> T:
@@ -206,32 +193,23 @@ def _redacted(content: Any, known: re.Pattern[str] | None, name: str = "", hidde
         found = _override(content)  # its value extends to the end
         if found and is_secret(found[1]) and _hides(found[1], found[2]):
             return content[: found.start(2)] + MASK
-        return _pairs(_without_value, content) if _hint(content) else content
+        return _items(_without_value, _pairs(_without_value, content)) if _hint(content) else content
     return content
 
 
 def _without_values(text: str, known: re.Pattern[str] | None) -> str:
     """Return a text without the passwords of URLs and without values of secrets."""
     if "://" in text:
-        text = _login(
-            lambda found: f"{user}:{MASK}@" if (user := found[1] or found[2]) else f"{found[3]}{MASK}@", text
-        )
+        text = _login(rf"\1\2\3{MASK}@", text)
     return text if known is None else known.sub(MASK, text)
 
 
 def _without_value(found: re.Match[str]) -> str:
-    name, joint, quote = found["name"], found["is"], found["quote"] or ""
-    value, rest = found["quoted"] if quote else found["bare"], ""
-    if ":" in joint and not quote:
-        # In a message, `password: must be text` is no value, nor is the end of `about secrets: none`.
-        before = found.string[max(found.start() - 40, 0) : found.start()].rstrip(" \t-")[-1:]
-        if before not in ("", "\n", "{", ",") or not _ends(found.string, found.end()):
-            return found[0]
-        if before in ("{", ",") and (item := _item(value)):
-            value, rest = item[0], value[item.end() :]
-    if not is_secret(name) or not _hides(name, value):
+    value = found["value"]
+    if not is_secret(found["name"]) or not _hides(found["name"], value):
         return found[0]
-    return f"{name}{joint}{quote}{MASK}{quote}{rest}"
+    quote = value[0] if value[0] in "'\"" else ""
+    return f"{found['head']}{quote}{MASK}{quote}"
 
 
 def _hides(name: str, value: str) -> bool:

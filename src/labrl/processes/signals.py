@@ -159,12 +159,9 @@ def how_it_ended(code: int) -> str:
     """Describe the exit code of a process that ended too early, as a phrase that follows its name."""
     if code >= 0:
         return f"ended with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
     hints: dict[int, str] = {
         signal.SIGKILL: ", perhaps because memory ran out",
         signal.SIGBUS: ", perhaps because /dev/shm or a disk is full",
     }
+    name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
     return f"was killed by {name}{hints.get(-code, '')}"

@@ -67,14 +67,7 @@ def loading(path: str) -> Iterator[None]:
 
 def misfit(error: BaseException) -> str:
     """Return in one line why a state cannot be loaded. error: exception of the component that refused it."""
-    told = " ".join(f"{type(error).__name__}: {error}".split())
-    sizes = re.findall(r"size mismatch for (\S+): .*?Size\(\[(.*?)\]\).*?Size\(\[(.*?)\]\)", told)
-    if "loading state_dict" not in told:
-        return told[:300]
-    listed = [f"{name} is [{then}], not [{now}]" for name, then, now in sizes]
-    listed += [f"only one of the networks has {name}" for name in re.findall(r'"([\w.]+)"', told)]
-    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-    return f"weights of another size cannot be loaded: {', '.join(listed[:3])}{more}"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 class CheckpointStore:
@@ -208,12 +201,14 @@ class CheckpointStore:
 
         Raises InputError if the format of the newest checkpoint cannot be read.
         """
-        return next(self._whole(), None)
+        return next(self.whole_frames(), None)
 
-    def whole_frames(self) -> list[int]:
-        """Return the frames of the complete checkpoints in increasing order. Raises the errors of
+    def whole_frames(self) -> Iterator[int]:
+        """Yield the frames of the complete checkpoints, newest first. Raises the errors of
         `newest_whole_frame`."""
-        return sorted(self._whole())
+        for path in self._newest_first():
+            with suppress(DamagedFileError):
+                yield int(_check(path)["frame"])
 
     def old(self) -> list[Path]:
         """Return the folders of all checkpoints that are older than the newest complete one, except the best
@@ -245,12 +240,6 @@ class CheckpointStore:
             sync_file(copy)
         sync_file(target)
 
-    def replay_of(self, frame: int) -> Path | None:
-        """Return the folder with the copy of a replay buffer in the checkpoint of `frame`; None if it has no
-        copy."""
-        copy = self.path_of(frame) / REPLAY
-        return copy if copy.is_dir() else None
-
     def refuse_broken(self, latest: Checkpoint | None) -> None:
         """Raise DamagedFileError if there are checkpoints but none is complete. latest: result of
         `self.latest()`."""
@@ -279,12 +268,6 @@ class CheckpointStore:
 
     def _newest_first(self) -> list[Path]:
         return [self.path_of(frame) for frame in self.frames()]
-
-    def _whole(self) -> Iterator[int]:
-        """Yield the frames of the complete checkpoints, newest first."""
-        for path in self._newest_first():
-            with suppress(DamagedFileError):
-                yield int(_check(path)["frame"])
 
     def _first_whole(self, paths: Iterable[Path]) -> Checkpoint | None:
         for path in paths:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -20,10 +19,10 @@ _KINDS = {REPLAY: "replay buffer", "checkpoints": "checkpoints", "videos": "vide
 def disk_use(run: Run) -> Counter[str]:
     """Return the disk space of a run in bytes by kind of file, such as `replay buffer`."""
     used: Counter[str] = Counter()
-    for path, stat in {stat.st_ino: (path, stat) for path, stat in _files([run.path])}.values():
+    for path, size in _sizes(run.path).items():
         folders = path.relative_to(run.path).parts[:-1]
         kind = next((_KINDS[name] for name in reversed(folders) if name in _KINDS), "other files")
-        used[kind] += stat.st_blocks * 512
+        used[kind] += size
     return used
 
 
@@ -47,11 +46,10 @@ def clean(run: Run, remove: bool) -> Counter[str]:
             found |= dict.fromkeys(session.path.glob(f"**/{REPLAY}"), "replay buffers")
             found |= dict.fromkeys({*session.videos.glob("*.mp4")} - {session.best_video}, "videos")
         own = [path for path in found if path == path.resolve()]
-        files = {file: (found[path], stat) for path in own for file, stat in _files([path])}
-        links = Counter(stat.st_ino for _, stat in files.values())
-        for kind, stat in files.values():
-            freed = links[stat.st_ino] == stat.st_nlink  # a file with other links stays on the disk
-            sizes[kind] += stat.st_blocks * 512 // stat.st_nlink * freed
+        # A file may be in two of these folders.
+        files = {file: (found[path], size) for path in own for file, size in _sizes(path).items()}
+        for kind, size in files.values():
+            sizes[kind] += size
         if remove:
             if without := {session.index for session in run.sessions if session.replay in own}:
                 run.update(cleaned=sorted({*run.read_info().get("cleaned", []), *without}))
@@ -60,10 +58,12 @@ def clean(run: Run, remove: bool) -> Counter[str]:
     return sizes
 
 
-def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files in `paths` and in folders below them. Symbolic links are not followed."""
-    for path in paths:
-        below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-        for file in below if path.is_dir() else [path]:
-            with suppress(OSError):  # a process may be replacing files
-                yield file, file.lstat()
+def _sizes(path: Path) -> dict[Path, int]:
+    """Return the disk space in bytes of a file, or of the files in a folder and in folders below it. Symbolic
+    links are not followed."""
+    sizes = {}
+    below = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    for file in below if path.is_dir() else [path]:
+        with suppress(OSError):  # a process may be replacing files
+            sizes[file] = file.lstat().st_blocks * 512
+    return sizes

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from labrl.errors import DamagedFileError, InputError, LabrlError, first_line
 from labrl.processes.secrets import redact
-from labrl.run.atomic import write_json
 from labrl.run.find import is_run, load_run
 from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, Status, now, read_json
 from labrl.run.lock import LOCK, FolderLock
@@ -138,11 +137,6 @@ class Experiment(Folder):
         """Sign the marker's new content, unless someone else has written its present content."""
         before = read_json(self.marker)
         return signed(redact(content)) if not before or is_own(before) else content
-
-    def sign(self) -> None:
-        """Write the marker with the user's signature, whoever has written it before."""
-        with self.writing, self.errors.tolerated(self.marker):
-            write_json(self.marker, signed(redact(self.read_info())))
 
     @property
     def runs(self) -> list[Run]:

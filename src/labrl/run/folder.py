@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import threading
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -82,9 +81,11 @@ class Folder:
         head = {"format_version": cls.FORMAT_VERSION, "status": "running", "created": time, "updated": time}
         folder._check_free()
         try:
-            folder._claim(folder._sealed({**head, **facts}))
+            folder.path.mkdir(parents=True, exist_ok=True)
+            with FolderLock(folder.path):
+                folder._check_free()  # another process may have been faster
+                write_json(folder.marker, folder._sealed({**head, **facts}))
         except OSError as error:
-            folder._check_free()  # another process may have been faster
             blocking = [parent for parent in (folder.path, *folder.path.parents) if parent.is_file()]
             why = f"because {blocking[0]} is a file" if blocking else f"({error.strerror or error})"
             raise folder._not_free(f"cannot be written {why}") from error
@@ -178,25 +179,6 @@ class Folder:
 
     def _not_free(self, why: str) -> InputError:
         return InputError.about(self.path, f"it {why}", f"{self.KEY}=<folder>", code="range", key=self.KEY)
-
-    def _claim(self, content: Mapping[str, Any]) -> None:
-        """Create the folder if it does not exist, and in it the marker with `content`.
-
-        If several processes try, exactly one succeeds and the others get FileExistsError. Raises OSError if
-        the folder cannot be written.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        # Written under another name first, so that no reader sees, and no kill leaves, an empty marker.
-        whole = self.path / f".{self.MARKER}.{os.getpid()}.{threading.get_ident()}.tmp"
-        try:
-            write_json(whole, content)
-            try:
-                os.link(whole, self.marker)
-            except OSError:  # perhaps of a file system without hard links
-                with open(self.marker, "xb") as file:
-                    file.write(whole.read_bytes())
-        finally:
-            whole.unlink(missing_ok=True)
 
 
 def is_experiment(folder: Path) -> bool:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 LOCK = ".lock"
 """Name of the lock file in a folder. The file contains the name of the process that holds the lock."""
 
-_LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.1
 """Time in seconds for which a process tries to take a lock. Another process may hold the lock briefly to
 check it."""
 
@@ -33,13 +33,13 @@ class FolderLock:
     On a file system without locks, nothing is locked, and a warning is logged.
     """
 
-    def __init__(self, folder: Path, part_of: Path | None = None) -> None:
+    def __init__(self, folder: Path, part_of: Path | None = None, patience: float = LOOK_SECONDS) -> None:
         """folder: the folder to lock; part_of: the folder that errors name, if `folder` is only a part of
-        it."""
+        it; patience: time in seconds to wait for another process to release the lock."""
         self.path = folder / LOCK
         self._named = part_of or folder
         self._lock = FileLock(
-            self.path, timeout=_LOOK_SECONDS, poll_interval=0.005, thread_local=False, fallback_to_soft=False
+            self.path, timeout=patience, poll_interval=0.005, thread_local=False, fallback_to_soft=False
         )
 
     def __enter__(self) -> FolderLock:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import logging
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -36,15 +37,21 @@ from labrl.run.trust import code_names, entry_points
 MAX_DIFF = 1_000_000
 """Maximum size of the recorded changes of one repository, in bytes."""
 
-MAX_UNTRACKED_FILE = 100_000
-"""Size in bytes above which only the name of an untracked file is recorded."""
+MAX_FILE = 100_000
+"""Maximum size of a new file whose content is recorded, in bytes."""
 
-MAX_UNTRACKED_FILES = 1000
-"""Maximum number of untracked files that are read."""
+MAX_FILES = 1000
+"""Maximum number of changed and new files whose content is recorded."""
+
+SOURCES = re.compile(r".*\.(py[xi]?|ipynb|c|cc|cpp|cu|h|hpp|rs|sh|ya?ml|toml|xml|txt|md)").fullmatch
+"""Matches files whose content is recorded. Of other files, such as data and keys, only the name is."""
 
 _ANSWER_SECONDS = 10
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""What a repository without a commit is compared with."""
 
 # Independent of the user's git settings, so that `git apply` accepts the diff.
 _DIFF = (
@@ -57,9 +64,10 @@ _DIFF = (
     "--dst-prefix=b/",
 )
 
-# Turn off programs that the configuration of a repository names and git would run.
-_NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "none", "LC_ALL": "C"}
+_QUIET = {
+    **{"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": "none", "LC_ALL": "C"},
+    "GIT_LITERAL_PATHSPECS": "1",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -181,14 +189,10 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def installed_packages() -> Mapping[str, str]:
     """Return the version of every installed distribution by name, as it was when this process first
     looked."""
-    found: dict[str, str] = {}
-    for distribution in importlib.metadata.distributions():
-        # `distribution.metadata` would parse the whole file as an e-mail, which takes 1 ms.
-        read = distribution.read_text  # UTF-8, whatever the locale
-        headers = (read("METADATA") or read("PKG-INFO") or "").partition("\n\n")[0]
-        name, version = (re.search(rf"^{key}:(.*)$", headers, re.MULTILINE) for key in ("Name", "Version"))
-        if name:  # a partly removed distribution has none
-            found.setdefault(name[1].strip(), version[1].strip() if version else "")
+    # The names of the folders are enough; reading their metadata takes 1 ms for each.
+    places = reversed(sys.path)  # the first place counts
+    pairs = (path.stem.rpartition("-")[::2] for place in places for path in Path(place).glob("*.dist-info"))
+    found = {name.replace("_", "-"): version for name, version in pairs}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
@@ -238,33 +242,17 @@ def own_code(config: Mapping[str, Any]) -> dict[str, str]:
 
 def describe_code() -> Repositories:
     """Describe the git repository from which labrl runs, if there is one, and the repository of the working
-    folder.
-
-    Logs a warning about a repository that git does not read because it belongs to another user, and about
-    files that are left out because they may contain secrets.
-    """
+    folder."""
     described: dict[str, tuple[dict[str, Any], str]] = {}
-    # A copy of labrl in a project's virtual environment is inside that project's repository, but untracked.
-    known = ("ls-files", "--error-unmatch", "__init__.py")
-    for name, folder, asked in (("labrl", _PACKAGE, known), ("working_folder", Path.cwd(), ("rev-parse",))):
-        root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
-        if root is None or str(root) in [facts["root"] for facts, _ in described.values()]:
-            continue
-        answer = _run(["git", *_NO_PROGRAMS, "-C", str(folder), *asked])
-        if answer is None or (answer.returncode and b"safe.directory" not in answer.stderr):
-            continue
-        if answer.returncode:
-            why = " ".join(answer.stderr.decode(errors="replace").split())
-            described[name] = {"root": str(root), "commit": None, "incomplete": "of another user"}, ""
-            _log.warning("the code in %s is not recorded: %s", root, why)
-            continue
-        described[name] = facts, _ = describe_repository(root)
-        if left_out := facts.get("secrets_left_out"):
-            more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
-            _log.warning(
-                "%s%s in %s may contain secrets, judging by their names or permissions, and are not recorded",
-                *(", ".join(left_out[:5]), more, root),
-            )
+    here = Path.cwd()
+    for name, folders in (("labrl", [_PACKAGE.parents[1]]), ("working_folder", [here, *here.parents])):
+        root = next((one for one in folders if (one / ".git").exists()), None)
+        if (
+            root
+            and shutil.which("git")
+            and str(root) not in [facts["root"] for facts, _ in described.values()]
+        ):
+            described[name] = describe_repository(root)
     return described
 
 
@@ -272,27 +260,16 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """Return the commit and the state of the git repository at `root`, and its uncommitted changes as one
     diff.
 
-    The diff contains the changes of tracked files, then untracked text files as additions, together at most
-    `MAX_DIFF` bytes. Files that may contain secrets are left out: files with names of secret files, and
-    untracked files that other users may not read. Files of earlier runs, and of reports that compare runs, do
-    not count as changes.
+    The diff contains the changed source files, then new ones as additions, together at most `MAX_DIFF` bytes.
+    Of files that may contain secrets, judging by their names, and of the other changed files, only the names
+    are returned. Files of earlier runs, and of reports that compare runs, do not count. If git does not
+    answer, for example because the repository belongs to another user, a warning is logged.
     """
-    commit = _git(root, "rev-parse", "HEAD")
-    facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
-    changes = _changes(root) if commit else ""
-    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
-    if changes is None or listed is None:
-        facts["incomplete"] = "git gave no answer"
-    diff, left_out, secrets = "", list[str](), list[str]()
-    for part in re.split(r"^(?=diff --git )", changes or "", flags=re.MULTILINE):
-        changed = re.match(r"diff --git a/(.*) b/\1\n", part)
-        if changed and is_secret_file(changed[1], committed=True):
-            secrets.append(changed[1])
-        else:
-            diff += part
-    if changes:
-        facts["diff_truncated"] = len(diff) > MAX_DIFF
-        diff = diff[:MAX_DIFF]
+    git = _git_of(root)
+    found = git("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
+    if found is None:
+        return {"root": str(root), "commit": None, "incomplete": "git gave no answer"}, ""
+    commit = (git("rev-parse", "--verify", "--quiet", "HEAD") or "").strip() or None
 
     @functools.cache
     def is_output(folder: str) -> bool:
@@ -301,85 +278,72 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
         reports = all((path / name).exists() for name in REPORT_FILES)
         return folder != "" and (reports or (path / MARKER).exists() or is_output(folder.rpartition("/")[0]))
 
-    names = [one for one in (listed or "").split("\0") if one and not is_output(one.rpartition("/")[0])]
-    umask = os.umask(0o077)  # permissions that new files of this process do not get
-    os.umask(umask)
-    for name in names[:MAX_UNTRACKED_FILES]:
-        path = root / name
-        is_private = path.is_file() and 0o444 & ~umask & ~path.lstat().st_mode
-        if is_secret_file(name) or is_private:
-            secrets.append(name)
-        elif (addition := _addition(path, name)) is None or len(diff) + len(addition) > MAX_DIFF:
-            left_out.append(name)
-        else:
-            diff += addition
-    left_out += names[MAX_UNTRACKED_FILES:]
-    facts["dirty"] = bool(diff or left_out or secrets)
-    if secrets:
-        facts["secrets_left_out"] = secrets
-    if left_out:
-        facts["untracked_left_out"] = left_out[:100]
-        facts["untracked_left_out_count"] = len(left_out)
+    changes = [(one[3:], one[:2] == "??") for one in found.split("\0") if one]
+    changes = [(name, new) for name, new in changes if not (new and is_output(name.rpartition("/")[0]))]
+    wanted = [one for one in changes if SOURCES(one[0]) and not is_secret_file(one[0])]
+    wanted = wanted[:MAX_FILES]
+    changed = [name for name, new in wanted if not new]
+    added = [name for name, new in wanted if new and (root / name).lstat().st_size <= MAX_FILE]
+    diff = (git(*_DIFF, commit or _EMPTY_TREE, "--", *changed) or "") if changed else ""
+    with TemporaryDirectory() as scratch:  # of an index that has only the names of new files
+        git = _git_of(root, GIT_INDEX_FILE=f"{scratch}/index", GIT_OBJECT_DIRECTORY=scratch)
+        if added and git("add", "--intent-to-add", "--", *added) is not None:
+            diff += git(*_DIFF, "--", *added) or ""
+    facts: dict[str, Any] = {"root": str(root), "commit": commit, "dirty": bool(changes)}
+    if len(diff) > MAX_DIFF:
+        facts["diff_truncated"], diff = True, diff[:MAX_DIFF]
+    if left_out := [name for name, _ in changes if name not in {*changed, *added}]:
+        facts["left_out"], facts["left_out_count"] = left_out[:100], len(left_out)
     return facts, redact_diff(diff)
 
 
-def _changes(root: Path) -> str | None:
-    """Return the diff of tracked files, for which git runs no filters; None if git fails."""
-    settings = _git(root, "config", "--name-only", "--get-regexp", r"^filter\.") or ""
-    drivers = {key.rpartition(".")[0] for key in settings.splitlines()}
-    if any("=" in driver for driver in drivers):  # which no option could turn off
-        return None
-    off = ("clean=", "process=", "required=false")
-    return _git(
-        root, *(part for one in drivers for key in off for part in ("-c", f"{one}.{key}")), *_DIFF, "HEAD"
-    )
+def _git_of(root: Path, **environment: str) -> Callable[..., str | None]:
+    """Return a function that runs a git command in a repository and returns its output. It returns None, and
+    logs what git says, if git fails or does not answer in time. environment: further variables.
 
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Run a git command in `folder`, and return its output; None if git or the repository is missing, or if
-    git fails or does not answer in time.
-
-    Git runs no hooks and no file system monitor, and fetches nothing.
+    Git runs no hook, no filter and no file system monitor of the repository, and fetches nothing.
     """
-    return _output(["git", *_NO_PROGRAMS, "-C", str(folder), *arguments])
+    folder = ["git", "-C", str(root)]
+    listed = _run([*folder, "config", "--null", "--name-only", "--get-regexp", r"^filter\."], _QUIET)
+    filters = {
+        key.rpartition(".")[0] for key in (listed.stdout.decode() if listed else "").split("\0") if key
+    }
+    settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
+    settings |= {f"{one}.{key}": "" for one in filters for key in ("clean", "process")}
+    settings |= {f"{one}.required": "false" for one in filters}
+    off = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for number, (key, value) in enumerate(settings.items()):
+        off |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+
+    def git(*arguments: str) -> str | None:
+        done = _run([*folder, *arguments], {**_QUIET, **off, **environment})
+        if done is not None and done.returncode == 0:
+            return done.stdout.decode(errors="replace")
+        if done is None or done.stderr:
+            why = (
+                "it does not answer"
+                if done is None
+                else " ".join(done.stderr.decode(errors="replace").split())
+            )
+            _log.warning("the code in %s is not recorded completely, because of git: %s", root, why)
+        return None
+
+    return git
 
 
-def _output(command: Sequence[str]) -> str | None:
-    done = _run(command)
-    return None if done is None or done.returncode else done.stdout.decode(errors="replace")
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes] | None:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes] | None:
     """Run a command; return None if it does not exist or does not end in time."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             command,
             capture_output=True,
             timeout=_ANSWER_SECONDS,
-            env={**os.environ, **_QUIET},
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
         )
     return None
-
-
-def _addition(path: Path, name: str) -> str | None:
-    """Return a diff that adds the untracked file `path`; None if it is too large, not text, or not
-    readable."""
-    try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_FILE:
-            return None
-        text = path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError):
-        return None
-    if "\0" in text:
-        return None
-    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
-    if not text:
-        return head
-    lines = text.removesuffix("\n").split("\n")  # git splits at no other line ends
-    end = "\n" if text.endswith("\n") else "\n\\ No newline at end of file\n"
-    body = "\n+".join(lines)
-    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n+{body}{end}"
 
 
 def _processor() -> str:
@@ -393,4 +357,5 @@ def _processor() -> str:
 def _gpus() -> list[str]:
     # torch is not used, because it would initialize CUDA in a process that starts other processes.
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return (_output(query) or "").strip().splitlines()
+    answer = _run(query)
+    return answer.stdout.decode().strip().splitlines() if answer and not answer.returncode else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from labrl.config.keys import Change, changes, traits
-from labrl.errors import BusyFolderError, DamagedFileError, InputError, LabrlError, key_in
+from labrl.errors import DamagedFileError, InputError, LabrlError, key_in
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes.secrets import redact
 from labrl.run.atomic import as_json, sync_file
@@ -31,7 +30,7 @@ from labrl.run.folder import (
     path_text,
     read_json,
 )
-from labrl.run.lock import LOCK, FolderLock
+from labrl.run.lock import LOCK, LOOK_SECONDS, FolderLock
 from labrl.run.session import RunSession, sessions_text
 from labrl.run.signature import is_own, present_trust
 
@@ -120,16 +119,13 @@ class Run(Folder):
         fix = "Restore it from a copy, or start a new run"
         try:
             facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            lacking = [part for part in ("overrides", "config") if part not in facts]
-            parts = ("seed", "agent", "env", "meta")
-            lacking = lacking or [f"config.{part}" for part in parts if part not in facts["config"]]
-            if lacking:
-                raise ValueError(f"it has no {lacking[0]}")
+            if lacking := {"overrides", "config"} - facts.keys():
+                raise ValueError(f"it has no {min(lacking)}")
         except FileNotFoundError as error:
             if self.unrecorded:
                 fix = "The run was killed before it was planned completely: start it again with its command"
             raise DamagedFileError.about(path, "it is missing", fix) from error
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, AttributeError) as error:
             raise DamagedFileError.about(path, f"it cannot be read: {error}", fix) from error
         return facts
 
@@ -175,8 +171,10 @@ class Run(Folder):
 
     @property
     def overrides(self) -> list[str]:
-        """Overrides that compose the run, including those of its resumes, without those that set folders."""
-        return [str(override) for override in self.provenance.get("overrides", [])]
+        """Overrides that compose the run, including those of its resumes, without those that set folders; of
+        a run of someone else, whose configuration alone counts, none."""
+        found = self.provenance.get("overrides", []) if is_own(self.provenance) else []
+        return [str(override) for override in found]
 
     @property
     def choices(self) -> dict[str, str]:
@@ -352,61 +350,41 @@ class Run(Folder):
         for name in ("status", "provenance", "group_key", "warnings"):
             self.__dict__.pop(name, None)
 
-    def discard_unrecorded(self) -> None:
-        """Delete the files of a run that is `unrecorded`, so that a new run can use the folder."""
+    def discard(self) -> None:
+        """Delete the files of a run that has not begun, and its folder if nothing else is in it. A run with
+        results or, once it is recorded, with checkpoints is left unchanged."""
+        played = (one.has_begun or one.train_csv.exists() or one.checkpoint_frames() for one in self.sessions)
+        if any(played) and not self.unrecorded:
+            return
         for session in self.sessions:
-            shutil.rmtree(session.path)
-        for path in (self.provenance_json, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
+            shutil.rmtree(session.path, ignore_errors=True)
+        own = [self.config_yaml, self.overrides_yaml, self.provenance_json, self.changed_json]
+        for path in (*own, *self.path.glob("*.diff"), self.marker, self.path / LOCK):
             path.unlink(missing_ok=True)
-        self.marker.unlink()
-
-    def discard_unplayed(self) -> None:
-        """Delete the folder of a run that was refused before its first step.
-
-        If the folder contains anything besides the files that describe the run, it is left unchanged.
-        """
-        own = [self.marker, self.config_yaml, self.overrides_yaml, self.provenance_json, self.path / LOCK]
-        own += [
-            *self.path.glob("*.diff"),
-            *self.path.glob("session_*/.lock"),
-            *self.path.glob("session_*/start/**/*"),
-        ]
-        found = sorted(self.path.rglob("*"), reverse=True)  # the content of a folder before the folder
-        if all(path in own or path.is_dir() for path in found):
-            with suppress(OSError):  # files that remain do no harm
-                for path in found:
-                    path.rmdir() if path.is_dir() else path.unlink()
-                if self.path != Path.cwd():
-                    self.path.rmdir()
+        if self.path != Path.cwd():
+            with suppress(OSError):  # it contains other files
+                self.path.rmdir()
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, patience: float = LOOK_SECONDS) -> Iterator[None]:
         """Context manager: lock the run folder, so that other processes cannot use it.
 
-        Raises BusyFolderError if a process is still running the run or one of its sessions, and InputError if
-        the folder cannot be written.
+        patience: time in seconds to wait for each process of an earlier attempt to train the run. Raises
+        BusyFolderError if a process is still running the run or one of its sessions, and InputError if the
+        folder cannot be written.
         """
-        with super().lock():
+        with FolderLock(self.path, patience=patience):
             for session in self.sessions:
                 # A session's process outlives a killed trial until the end of its current step.
-                with session.lock():
+                with session.lock(patience):
                     pass
             yield
 
     def wait_until_free(self) -> None:
-        """Wait until all processes of an earlier attempt to train the run have saved and ended.
-
-        Raises BusyFolderError if a process has not ended after PATIENCE seconds.
-        """
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                with self.lock():
-                    return
-            except BusyFolderError:
-                if time.monotonic() > until:
-                    raise
-            time.sleep(0.2)
+        """Wait until all processes of an earlier attempt to train the run have saved and ended. Raises
+        BusyFolderError if one has not ended after PATIENCE seconds."""
+        with self.lock(PATIENCE):
+            pass
 
     def sync(self) -> None:
         """Wait until the files that describe the run would survive a power failure. Raises OSError.

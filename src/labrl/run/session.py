@@ -14,7 +14,7 @@ from labrl.errors import DamagedFileError, InputError, LabrlError, first_line, k
 from labrl.run.atomic import write_json
 from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore
 from labrl.run.folder import Status, read_json
-from labrl.run.lock import FolderLock
+from labrl.run.lock import LOOK_SECONDS, FolderLock
 from labrl.run.write_errors import WriteErrors
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ class RunSession:
         if self._run is not None:
             self._run.update(inexact=list(dict.fromkeys([*self.inexact, key])))
 
-    def lock(self) -> FolderLock:
+    def lock(self, patience: float = LOOK_SECONDS) -> FolderLock:
         """Return the lock that the session's own process holds, because this process may outlive the process
-        that started it."""
-        return FolderLock(self.path, part_of=self.path.parent)
+        that started it. patience: time in seconds to wait for the lock."""
+        return FolderLock(self.path, self.path.parent, patience)
 
     def read_result(self) -> dict[str, Any]:
         """Return the content of `result.json`; an empty dict until the session has ended, or if the file is
@@ -222,14 +222,12 @@ class RunSession:
         if not store.frames():
             why = "there is no checkpoint yet: the first is written after meta.log_frequency frames"
             raise InputError.not_found(self.checkpoints, why)
-        why, best = "the session has no checkpoint at that frame", store.best_frame()
-        if wanted == "best":
-            why = "there is no best checkpoint, because no evaluation has finished an episode yet"
+        best = store.best_frame()
         raise InputError.about(
             option.format(int(wanted) if wanted.isdecimal() else wanted),
-            f"{why}. Session {self.index} of {self.path.parent} has checkpoints at frames "
-            f"{', '.join(map(str, store.frames()))}{'' if best is None else f'; the best is {best}'}",
-            "To keep more, set meta.keep_last" if wanted != "best" else f"Write {option.format('latest')}",
+            f"session {self.index} of {self.path.parent} has checkpoints at frames "
+            f"{', '.join(map(str, store.frames()))}, {'and no best one' if best is None else f'best {best}'}",
+            f"Write {option.format('latest')}, or set meta.keep_last to keep more",
             code="not-found",
             key=key_in(option),
         )

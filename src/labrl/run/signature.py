@@ -40,16 +40,9 @@ class Trust:
     not set."""
     typed: str = "labrl.load(..., trust=True)"
     """Advice in messages: the option or argument with which everything is trusted."""
-    words: str = ""
-    """The overrides of the current command, joined by spaces."""
-    foreign: Path | None = None
-    """The run or experiment folder of someone else that the command uses; None if it uses none."""
 
 
 _trust: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039 (of a call without `trusting`)
-
-_temporary_key = secrets.token_bytes(KEY_BYTES)
-"""Key of this process, with which it signs if the cache cannot be written."""
 
 
 def present_trust() -> Trust:
@@ -77,21 +70,19 @@ def cache_folder() -> Path:
 
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the user's signature to the content of a JSON file, and return the signed content.
-
-    If the cache cannot be written, only this process recognizes the signature.
-    """
+    """Add the user's signature to the content of a JSON file, and return the signed content. If the cache
+    cannot be written, there is no signature."""
     plain = {name: value for name, value in content.items() if name != SIGNATURE}
-    return {**plain, SIGNATURE: _signature(_key(create=True) or _temporary_key, plain)}
+    key = _key(create=True)
+    return plain if key is None else {**plain, SIGNATURE: _signature(key, plain)}
 
 
 def is_own(content: Mapping[str, Any]) -> bool:
     """Return whether the user has signed the content of a JSON file, or trusts everything."""
     if present_trust().everything:
         return True
-    given = str(content.get(SIGNATURE, "")).encode()
-    keys = filter(None, (_key(create=False), _temporary_key))
-    return any(hmac.compare_digest(_signature(key, content).encode(), given) for key in keys)
+    given, key = str(content.get(SIGNATURE, "")).encode(), _key(create=False)
+    return key is not None and hmac.compare_digest(_signature(key, content).encode(), given)
 
 
 def _signature(key: bytes, content: Mapping[str, Any]) -> str:

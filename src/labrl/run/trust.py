@@ -4,7 +4,7 @@ it.
 Someone else's folder is treated as data. A `_target_` in it is accepted only if it names a class that is
 defined in labrl, in a library on which labrl builds, or in a file of the --config-dir of the current command,
 and if the class has the type that its key requires. Nothing else that the configuration names is imported,
-unless the user trusts the folder.
+and its overrides are not composed again, unless the user trusts the folder.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from labrl.component import TargetError, load_target
-from labrl.config import config_folder
-from labrl.config.keys import values_of, walk
+from labrl.config.keys import walk
 from labrl.errors import InputError
-from labrl.run.experiment import STUDY_FILE, Experiment
+from labrl.run.experiment import Experiment
 from labrl.run.run import Run
 from labrl.run.signature import is_own, present_trust
 
@@ -54,10 +53,6 @@ USERS = ("callbacks.",)
 """Prefixes of keys that accept only classes of users. labrl makes its own callbacks itself, and one of them
 connects to other processes."""
 
-HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir")
-"""Keys of the overrides for Hydra that an experiment of someone else may have. Other overrides can start
-programs."""
-
 REFERENCE = r"\$\{[\w.]+\}"
 """Pattern of a reference to another key. Anything else in ${...} may be a function of OmegaConf, whatever it
 looks like."""
@@ -67,8 +62,7 @@ TARGET = r"\w+(\.\w+)+"
 
 
 class Name(NamedTuple):
-    """Something that a configuration names: a class, a module, an environment that a module registers, or a
-    folder."""
+    """Something that a configuration names: a class, a module, or an environment that a module registers."""
 
     key: str
     value: str
@@ -77,25 +71,40 @@ class Name(NamedTuple):
     texts."""
 
 
-def check_recorded(
-    run: Run, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
-) -> None:
+def check_recorded(run: Run, config: Mapping[str, Any]) -> None:
     """Raise InputError if the configuration of a run names code that neither labrl nor its user has written.
 
-    config: a configuration in the run folder, as plain data; overrides: the recorded overrides of the run;
-    composes: whether the overrides will be composed again, which requires the recorded folder of groups.
-    Names that the user has signed are accepted. Only accepted code is imported.
+    config: a configuration in the run folder, as plain data. Names that the user has signed are accepted.
+    Only accepted code is imported.
     """
     if present_trust().everything:
         return
     facts = run.read_provenance()
-    if is_own(facts):
-        signed = set(_names(facts.get("config")))
-        _refuse(run.path, (name for name in _names(config) if name not in signed))
-        return
-    _refuse(run.path, [*_names(config), *_in_overrides(overrides), *(_config_dir(facts) if composes else ())])
-    if composes:
-        present_trust().foreign = run.path
+    signed = set(_names(facts.get("config"))) if is_own(facts) else set()
+    refused = [name for name in _names(config) if name not in signed and not _accepted(name)]
+    if refused:
+        lines = dict.fromkeys(f"  {one.key}: {one.value:.160}" for one in refused)
+        why = (
+            "It names code that is not a class of labrl of the type that its key requires. The code has not "
+        )
+        why += "been run:\n" + "\n".join(lines)
+        raise _untrusted(run.path, why, refused[0].key)
+
+
+def check_overrides(folder: Run | Experiment, facts: Mapping[str, Any]) -> None:
+    """Raise InputError if someone else has written `facts`, a JSON file in `folder`, because the overrides in
+    it, which can run any code, would be composed again."""
+    if not is_own(facts):
+        why = "Its overrides, which can run any code, would be composed again."
+        raise _untrusted(folder.path, why, "overrides")
+
+
+def check_experiment(folder: Experiment) -> str | None:
+    """Raise InputError if someone else has written an experiment. Return the folder with the user's own
+    groups for composing its trials; None if there is none."""
+    info = folder.read_info()
+    check_overrides(folder, info)
+    return info.get("config_dir")
 
 
 def code_names(config: Mapping[str, Any]) -> list[str]:
@@ -104,53 +113,12 @@ def code_names(config: Mapping[str, Any]) -> list[str]:
     return [name.value for name in _names(config) if not name.value.startswith(LIBRARIES)]
 
 
-def check_composed(config: Mapping[str, Any]) -> None:
-    """Raise InputError if a configuration composed from overrides of someone else names code that is not
-    accepted.
-
-    config: the composed configuration as plain data. Names that occur in the overrides of the current command
-    are accepted.
-    """
-    trust = present_trust()
-    if trust.foreign is not None and not trust.everything:
-        _refuse(trust.foreign, (name for name in _names(config) if name.value not in trust.words))
-
-
-def check_experiment(folder: Experiment) -> str | None:
-    """Raise InputError if the overrides of an experiment or of its trials name code that is not accepted.
-    Sign the experiment otherwise.
-
-    Returns the folder with the user's own groups for composing the experiment; None if there is none.
-    """
-    info = folder.read_info()
-    if is_own(info):
-        return info.get("config_dir")
-    trials = folder.trials()
-    lists = [info.get("overrides"), info.get("hydra_overrides"), *(one.overrides for one in trials)]
-    found = [*_in_overrides(str(override) for overrides in lists for override in overrides or [])]
-    inside = folder.path.resolve()
-    outside = [one for one in trials if not folder.trial_path(one).resolve().is_relative_to(inside)]
-    found += [Name("folder", one.folder) for one in outside] + _config_dir(info)
-    if info.get("kind") == "search":  # Optuna unpickles the state of some samplers
-        found.append(Name("search", f"{STUDY_FILE}, the database of Optuna"))
-    _refuse(folder.path, found)
-    present_trust().foreign = folder.path
-    folder.sign()
-    return present_trust().config_dir
-
-
-def _refuse(folder: Path, found: Iterable[Name]) -> None:
-    """Raise InputError, which lists the names in `found` that are not accepted, if there are any."""
-    refused = [name for name in found if not _accepted(name)]
-    if not refused:
-        return
-    lines = dict.fromkeys(f"  {one.key}: {one.value:.160}" for one in refused)
-    raise InputError(
-        f"{folder} was written by someone else or on another machine, or was changed since you wrote it. It "
-        "names code that is not a class of labrl of the type that its key requires. The code has not been "
-        "run:\n" + "\n".join(lines) + f"\nIf you trust all of it: {present_trust().typed}",
+def _untrusted(folder: Path, why: str, key: str) -> InputError:
+    return InputError(
+        f"{folder} was written by someone else or on another machine, or was changed since you wrote it. "
+        f"{why}\nIf you trust all of it: {present_trust().typed}",
         code="untrusted",
-        key=refused[0].key,
+        key=key,
     )
 
 
@@ -167,43 +135,10 @@ def _names(node: Any, key: str = "") -> Iterator[Name]:
             yield Name(full, value)
 
 
-def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
-    """Yield everything that overrides name, and the overrides that cannot be parsed."""
-    # Imported late: reading a run of labrl's user must not wait for the parser.
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser = OverridesParser.create()
-    for override in dict.fromkeys(overrides):
-        try:
-            (one,) = parser.parse_overrides([override])
-            values = [parser.parse_override(text).value() for text in values_of(one) or [override]]
-        except HydraException:  # such as a flag, which Hydra would obey
-            yield Name("overrides", override)
-            continue
-        is_group = (config_folder() / one.key_or_group.partition("@")[0]).is_dir()
-        if is_group and re.search(r"^/|:/|_/|\\|\.\.", override.partition("=")[2]):  # a path, not an option
-            yield Name(one.key_or_group, override)
-        key = re.sub(r"\[(\w+)\]", r".\1", one.key_or_group).replace("/", ".")
-        if "hydra" in (key.partition(".")[0], re.split(r"[.@]", one.package or "")[0]):
-            if one.key_or_group not in HYDRAS or one.package:
-                yield Name(key, override)
-            continue
-        for value in values:
-            yield from _names(value, key)
-
-
-def _config_dir(facts: Mapping[str, Any]) -> list[Name]:
-    """Return the recorded folder of groups as a list of names; empty if the current command sets
-    --config-dir."""
-    recorded = facts.get("config_dir")
-    return [Name("config_dir", str(recorded))] if recorded and present_trust().config_dir is None else []
-
-
 def _accepted(name: Name) -> bool:
     """Return whether the code that `name` names may be imported."""
     place, _, last = name.key.rpartition(".")
-    if place.startswith("hydra") or "$" in name.value:
+    if "$" in name.value:
         return False
     if last == "_target_":
         return _is_part(name.value, re.sub(r"\[\d+\]", "", place))

@@ -19,7 +19,6 @@ from labrl.processes.output import doing
 from labrl.processes.secrets import MASK
 from labrl.run.provenance import Origin
 from labrl.run.run import Run
-from labrl.run.trust import check_composed
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -55,7 +54,6 @@ def compose_run(
 def configure(cfg: DictConfig | Mapping[str, Any], origin: Origin) -> Configuration:
     """Resolve and check a composed or an edited configuration. Raises InputError."""
     plain = resolved(cfg, origin.choices.get("agent", ""))
-    check_composed(plain)
     check_start_from(plain["start_from"]["run"], origin.overrides)
     with naming_file(origin.overrides, origin.config_dir):
         if "torch" not in sys.modules:

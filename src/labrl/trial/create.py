@@ -105,7 +105,7 @@ def create(
     beginning = _beginning(config, sessions) if begin is None else None
     if is_run(Path(folder)) and (before := Run.open(folder)).unrecorded:
         with before.lock():  # It was killed while it was planned.
-            before.discard_unrecorded()
+            before.discard()
     run = Run.create(folder, status="waiting")
     plain = {**configuration.plain, "seed": draw_seed() if config.seed is None else config.seed}
     with discarding_refused(run), run.lock(), recording_failure(run):
@@ -153,7 +153,7 @@ def discarding_refused(run: Run) -> Iterator[None]:
         raise LostProcessError(sentences(error.message, to_resume)) from error
     except LabrlError:
         if run.experiment is None:
-            run.discard_unplayed()
+            run.discard()
         raise
 
 
@@ -184,6 +184,6 @@ def _record_failure(run: Run, error: BaseException) -> None:
             run.set_status("interrupted")
             error.add_note(f"to resume: {how_to_resume(run.path)}")
         else:
-            run.discard_unplayed()
+            run.discard()
     elif run.recorded_status in ("waiting", "running"):
         run.set_status("failed")

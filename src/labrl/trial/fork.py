@@ -17,7 +17,7 @@ from labrl.config.keys import Change, contradictions, is_hydras, split_override
 from labrl.errors import DamagedFileError, InputError
 from labrl.processes.output import doing
 from labrl.run.atomic import copy_synced
-from labrl.run.checkpoint import CheckpointStore, copy_replay
+from labrl.run.checkpoint import REPLAY, CheckpointStore, copy_replay
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
@@ -161,7 +161,8 @@ def _copy_session(point: ForkPoint, old: RunSession, new: RunSession) -> None:
     longer exists."""
     frame = point.frame
     store = _store(point.past, old)
-    replay = store.replay_of(frame)
+    copied = store.path_of(frame) / REPLAY
+    replay = copied if copied.is_dir() else None
     if replay is None and old.replay.is_dir():
         if frame not in store.frames()[: store.keep_last]:
             raise _without_replay(frame, store)
@@ -180,7 +181,7 @@ def _copy_session(point: ForkPoint, old: RunSession, new: RunSession) -> None:
             copy_replay(replay, new.replay)
     except FileNotFoundError as error:  # The run is still running.
         why = f"the run replaced its checkpoint of that frame while it was copied ({error.filename})"
-        fix = _kept_frames(store.whole_frames())
+        fix = _kept_frames(sorted(store.whole_frames()))
         raise InputError.not_found(f"at={frame}", why, fix) from error
 
 
@@ -211,7 +212,7 @@ def _frame_of(past: Run, at: str | None, count: int) -> int:
     """
     num_envs = past.config["env"]["num_envs"]
     sessions = [_session(past, index) for index in range(min(count, past.config["meta"]["max_session"]))]
-    whole = {one.index: one.store().whole_frames() for one in sessions}
+    whole = {one.index: [*one.store().whole_frames()] for one in sessions}
     shared = sorted(set.intersection(*map(set, whole.values())))
     if not any(whole.values()):
         why = "it has no complete checkpoint. The first is written after meta.log_frequency frames"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labrl.analysis.formats import align_columns
-from labrl.config.keys import Change, is_hydras, typed_override, written
+from labrl.config.keys import Change, typed_override, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.run.checkpoint import misfit
 from labrl.run.run import Run
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from labrl.run.session import RunSession
 
 
-def check_past(run: Run, composes: bool = False) -> Run:
+def check_past(run: Run) -> Run:
     """Check the files that describe an earlier run, and return the run.
 
-    composes: whether the overrides of the run will be composed again. Raises DamagedFileError if the run
-    folder is damaged or incomplete, and InputError if someone else has written the folder and it names code
-    that is not part of labrl.
+    Raises DamagedFileError if the run folder is damaged or incomplete, and InputError if someone else has
+    written the folder and it names code that is not part of labrl.
     """
-    config = run.read_config()
-    check_recorded(run, config, [one for one in run.overrides if not is_hydras(one)], composes)
+    check_recorded(run, run.read_config())
     return run
 
 

@@ -17,7 +17,7 @@ def _measure(name: Any) -> Any:
     otherwise."""
     if not isinstance(name, str):
         raise PydanticCustomError("type", "must be one measure, because a search has one objective")
-    measures = ("final_return", "best_return", "auc", "strength", "wall")
+    measures = ("final_return", "best_return", "auc", "wall")
     if name not in measures and not (name.startswith(INFO) and name != INFO):
         allowed = f"{', '.join(measures)}, or {INFO}<name> with a name in env.info_keys"
         raise PydanticCustomError("range", f"must be {allowed}")
@@ -25,7 +25,7 @@ def _measure(name: Any) -> Any:
 
 
 Measure = Annotated[str, BeforeValidator(_measure)]
-"""`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
+"""`final_return`, `best_return`, `auc`, `wall` or `info/<name>`"""
 Direction = Literal["minimize", "maximize"]
 """Whether the smallest or the largest value of a measure is the best."""
 
