@@ -149,23 +149,6 @@ def test_solved_run_shows_no_sign() -> None:
     assert names(rows, solved=600.0) == ["entropy gone early", "policy steps too large"]
 
 
-def test_overrides_are_for_keys_that_the_run_has() -> None:
-    rows = {**healthy(), "kl": np.full(ROWS, 2.0)}
-
-    def overrides(**config: Any) -> tuple[str, ...]:
-        (sign,) = diagnose(evidence(rows, **config))
-        return sign.overrides
-
-    assert overrides() == ("agent.lr=0.0001",)
-    schedule = {"kind": "linear", "start": 0.3, "end": 0.0}
-    assert overrides(agent__lr=schedule, agent__epochs=8, agent__target_kl=None) == (
-        "agent.lr=0.03",
-        "agent.epochs=4",
-        "agent.target_kl=0.02",
-    )
-    assert overrides(agent__target_kl=0.02) == ("agent.lr=0.0001",)
-
-
 def test_command_and_report_show_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frames = [int(frame) for frame in FRAMES]
     columns = {"entropy": half(0.6, 0.001).tolist(), "action_top_share": [0.6] * ROWS}

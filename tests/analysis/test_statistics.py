@@ -124,16 +124,6 @@ def test_group_of_a_search_counts_only_confirmation_runs(tmp_path: Path) -> None
     assert group_statistics([load_run(home / "3_ppo")])["counted"] == 1
 
 
-def test_session_that_failed_early_is_left_out_with_a_reason(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", [rising(10), rising(10), rising(10, frames=400)], status="failed")
-    statistics = trial_statistics(load_run(path))
-    assert statistics["counted"] == 2
-    assert statistics["left_out"][0]["session"] == 2
-    (reason,) = reasons(statistics)
-    assert "1,000" in reason
-    assert any("session 2" in text and reason in text for text in statistics["warnings"])
-
-
 def test_sessions_with_the_same_reason_share_one_warning(tmp_path: Path) -> None:
     tables = [rising(10, frames=frames) for frames in (400, 300, 500, 1000)]
     path = write_run(tmp_path / "a", tables, status="interrupted", session_status="interrupted")

@@ -138,11 +138,6 @@ def test_run_without_wandb_can_be_sent_later_exactly_once(
     assert f"W&B: {server.environment['WANDB_BASE_URL']}/me/later/runs/" in capfd.readouterr().out
 
 
-def test_sending_a_folder_without_a_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert send_to_wandb([str(tmp_path)]) == WRONG_INPUT
-    assert str(tmp_path) in capfd.readouterr().err
-
-
 def test_online_without_a_login_is_refused_before_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

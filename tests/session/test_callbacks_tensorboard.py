@@ -143,10 +143,6 @@ def test_hparams_of_a_trial_are_its_overrides(tmp_path: Path) -> None:
     assert started.group_name == "trial"
 
 
-def newest(checkpoints: Path) -> int:
-    return max(int(path.name[6:]) for path in checkpoints.glob("frame_*"))
-
-
 def test_training_continues_on_full_disk_and_writes_later_scalars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
