@@ -9,17 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Fork
-from on_policy_cases import (
-    BOX,
-    DISCRETE,
-    Recorded,
-    build,
-    network_of,
-    noise,
-    play,
-    rollouts,
-)
+from dqn_cases import Fork, play
+from on_policy_cases import BOX, DISCRETE, Recorded, build, network_of, noise, rollouts
 
 from labrl.agents.a2c import policy_objective
 from labrl.step import Step

@@ -9,16 +9,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from dqn_cases import Rewarding
-from on_policy_cases import (
-    BOX,
-    CHOICES,
-    DISCRETE,
-    VECTOR,
-    build,
-    network_of,
-    play,
-)
+from dqn_cases import Rewarding, play
+from on_policy_cases import BOX, CHOICES, DISCRETE, VECTOR, build, network_of
 from torch import Tensor, nn
 
 import labrl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import dqn_cases
 import gymnasium as gym
 import numpy as np
 import on_policy_cases
@@ -244,7 +245,7 @@ def test_vector_observations_are_learned_from_in_float32_under_bf16(agent: str) 
     weights = []
     for precision in ("fp32", "bf16"):
         made, clock, _ = on_policy_cases.build(agent, compute=Compute.choose("cpu", precision, 1))
-        on_policy_cases.play(made, clock, on_policy_cases.noise(), 130)
+        dqn_cases.play(made, clock, on_policy_cases.noise(), 130)
         weights.append(next(iter(made.modules().values())).state_dict())
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name]), name

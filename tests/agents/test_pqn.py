@@ -8,14 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Chain, minibatches
+from dqn_cases import Chain, minibatches, play
 from numpy.typing import NDArray
-from on_policy_cases import (
-    Recorded,
-    build,
-    noise,
-    play,
-)
+from on_policy_cases import Recorded, build, noise
 
 SMALL = ("agent.network.torso.mlp.hidden=[32]", "agent.batch_size=8", "agent.horizon=8")
 

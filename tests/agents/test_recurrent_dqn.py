@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise, memories, minibatches, weights_of
-from on_policy_cases import Recorded, build, config_of, noise, play
+from dqn_cases import Noise, memories, minibatches, play, weights_of
+from on_policy_cases import Recorded, build, config_of, noise
 from recurrent_cases import Corridor, remembered
 from refusals import refused
 

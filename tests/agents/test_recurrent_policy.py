@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import gradient_of, minibatches, weights_of
-from on_policy_cases import Recorded, build, network_of, noise, play, rollouts
+from dqn_cases import gradient_of, minibatches, play, weights_of
+from on_policy_cases import Recorded, build, network_of, noise, rollouts
 from recurrent_cases import Corridor, remembered
 
 from labrl.agents.agent import Observation

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from dqn_cases import play
 from on_policy_cases import (
     CHOICES,
     SWITCHES,
@@ -17,7 +18,6 @@ from on_policy_cases import (
     build,
     network_of,
     noise,
-    play,
     rollouts,
 )
 

@@ -8,14 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Chain, minibatches
+from dqn_cases import Chain, minibatches, play
 from numpy.typing import NDArray
-from on_policy_cases import (
-    Recorded,
-    build,
-    noise,
-    play,
-)
+from on_policy_cases import Recorded, build, noise
 
 from labrl.agents.agent import Observation
 from labrl.agents.parts.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig

@@ -8,17 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise, memories
-from on_policy_cases import (
-    DISCRETE,
-    VECTOR,
-    Recorded,
-    build,
-    config_of,
-    network_of,
-    noise,
-    play,
-)
+from dqn_cases import Noise, memories, play
+from on_policy_cases import DISCRETE, VECTOR, Recorded, build, config_of, network_of, noise
 from refusals import refused
 
 from labrl.agents.parts.self_imitation import imitation_losses

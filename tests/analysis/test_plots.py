@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pdf import drawing, texts
 from PIL import Image
-from report_cases import report_of, write_long_run
+from report_cases import report_of
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.charts import Axis, Chart, Line, View
@@ -111,13 +111,6 @@ def test_trial_has_figures_by_frame_by_wall_time_and_by_session(tmp_path: Path) 
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in written_again]
 
 
-def test_session_figure_has_a_panel_for_every_reported_metric(tmp_path: Path) -> None:
-    plot_trial(write_long_run(tmp_path / "run", sessions=1, rows=60), tmp_path / "plots")
-    shown = texts(tmp_path / "plots" / "session_0.pdf")
-    panels = {"Episode length", "Policy loss", "Entropy", "Learning rate", "Gradient norm"}
-    assert panels | {"session 0"} <= set(shown)
-
-
 @pytest.mark.parametrize(
     "rows",
     [[], rows_of([100], [float("nan")]), rows_of([100, 200, 300], [1.0, float("inf"), 3.0])],
@@ -212,13 +205,6 @@ def test_duration_is_written_in_its_two_largest_units() -> None:
     }
     assert {seconds: duration(seconds) for seconds in texts} == texts
     assert duration(None) == duration(float("nan"))
-
-
-def test_shortened_names_stay_different() -> None:
-    """Regression test: two groups had the same tick label after shortening."""
-    names = [f"ppo lr={k} and a very long tail" for k in range(3)]
-    assert len(set(shorten_names(names, 12))) == 3
-    assert shorten_names(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
 
 
 @pytest.mark.parametrize(

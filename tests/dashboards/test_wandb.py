@@ -104,17 +104,6 @@ def test_rows_of_both_tables_are_merged_with_the_frame_as_step(tmp_path: Path) -
     assert found.metrics == {"frame": "", "train/*": "frame", "eval/*": "frame"}
 
 
-def test_rows_after_the_newest_checkpoint_are_not_sent(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "run")
-    sender = trial.send_to_wandb()
-    trial.play(100, 200, 300)
-    sender.update()
-    trial.save(200)
-    sender.update()
-    kill(sender)
-    assert trial.steps == [[100, 200]]
-
-
 def test_rows_after_an_unfinished_evaluation_are_not_sent(tmp_path: Path) -> None:
     """W&B would reject the row of the evaluation, because the steps of a run must increase."""
     trial = Trial(tmp_path / "run", "meta.rigorous_eval=1", "meta.async_eval=true")

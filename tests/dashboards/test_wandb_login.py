@@ -111,11 +111,6 @@ def test_looking_for_a_login_does_not_import_wandb_or_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("option", ["auto", "online", "offline", "disabled"])
-def test_each_option_of_the_group_sets_its_mode(option: str) -> None:
-    assert resolve(compose([f"wandb={option}", "wandb.project=x"])).wandb.mode == option
-
-
 @pytest.mark.parametrize(
     ("override", "key"),
     [

@@ -5,45 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from labrl.processes.signals import how_it_ended
-
-ORPHAN = """
-import signal, sys, time
-from labrl.processes.signals import when_the_parent_ends
-
-when_the_parent_ends()
-print("begun", flush=True)
-try:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    time.sleep(60)
-finally:
-    open(sys.argv[1], "w").write("stopped")
-"""
-
-LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
-
-
-@pytest.mark.extended
-def test_process_stops_when_its_parent_is_killed(tmp_path: Path) -> None:
-    file = tmp_path / "stopped.txt"
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, ORPHAN, str(file)], stdout=subprocess.PIPE, text=True
-    )
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "begun\n"
-    launcher.kill()
-    launcher.wait()
-    launcher.stdout.close()
-    for _ in range(300):
-        if file.exists():
-            break
-        time.sleep(0.1)
-    assert file.read_text() == "stopped"
 
 
 @pytest.mark.extended

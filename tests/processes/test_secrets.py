@@ -31,6 +31,7 @@ from labrl.processes.secrets import (
     restore,
 )
 from labrl.processes.secrets import remembered as seen
+from labrl.run.experiment import Experiment
 from labrl.run.run import Run
 
 ENVIRONMENT = """
@@ -239,27 +240,41 @@ def test_secret_reaches_the_processes_of_several_sessions_without_a_file() -> No
     assert files_with(SECRET, "run") == []
 
 
+def check_that_resumes_ask(
+    first: list[str],
+    second: list[str],
+    typed: str,
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Check that a process that has not seen the secret needs it to resume, typed or as a variable."""
+    capfd.readouterr()
+    forget()
+    assert main(first) == 2
+    assert variable in capfd.readouterr().err
+    monkeypatch.setenv(variable, typed.partition("=")[2].strip("'"))
+    assert main(first) == 0
+    monkeypatch.delenv(variable)
+    forget()
+    assert main([*second, typed]) == 0
+
+
 @pytest.mark.extended
 def test_run_records_its_secret_nowhere_and_its_resume_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     wanted = [*LOCKED, made(), "hydra.run.dir=run", "wandb=offline", "meta.tensorboard=true"]
     assert main([*wanted, "meta.record_episodes=each", "meta.report=true"]) == 0
-    assert files_with(SECRET, "run") == []
     assert replay(["run"]) == 0, "the process that has made the run needs no secret again"
     assert list_runs(["--root", ".", "--json"]) == 0
-    assert SECRET not in "".join(capsys.readouterr())
+    assert SECRET not in "".join(capfd.readouterr())
     forget()
-    with refused("missing", KEY, "LABRL_ENV_MAKE_API_KEY"):
-        labrl.train(["+resume=run", "env.max_frame=128"])
     with refused("missing", KEY):
         labrl.load("run").env()
-    monkeypatch.setenv("LABRL_ENV_MAKE_API_KEY", "k3y-that-is-new")
-    assert main(["+resume=run", "env.max_frame=128"]) == 0
-    monkeypatch.delenv("LABRL_ENV_MAKE_API_KEY")
-    forget()
-    assert main(["+resume=run", "env.max_frame=192", f"{KEY}={SECRET}"]) == 0
+    one, two = (["+resume=run", f"env.max_frame={frames}"] for frames in (128, 192))
+    check_that_resumes_ask(one, two, f"{KEY}={SECRET}", "LABRL_ENV_MAKE_API_KEY", monkeypatch, capfd)
     assert files_with("k3y-", "run") == []
     assert Run.open("run").read_info()["resumes"][-1]["forced"] is False
 
@@ -299,20 +314,9 @@ def test_grid_records_its_secrets_nowhere_and_its_resume_asks_for_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["-m", *LOCKED, ONE_PROCESS, made(), "seed=1,2", "hydra.sweep.dir=grid"]) == 0
-    assert files_with(SECRET, "grid") == []
-    capfd.readouterr()
-    forget()
-    again = ["-m", "+resume=grid", "env.max_frame=128"]
-    assert main(again) == 2
-    assert KEY in capfd.readouterr().err
-    monkeypatch.setenv("LABRL_ENV_MAKE_API_KEY", SECRET)
-    assert main(again) == 0
-    forget()
-    monkeypatch.delenv("LABRL_ENV_MAKE_API_KEY")
-    assert main(["-m", "+resume=grid", "env.max_frame=192", f"{KEY}={SECRET}"]) == 0
-    frames = [
-        Run.open(f"grid/{number}_random_locked").read_info()["sessions"][0]["frame"] for number in (0, 1)
-    ]
+    one, two = (["-m", "+resume=grid", f"env.max_frame={frames}"] for frames in (128, 192))
+    check_that_resumes_ask(one, two, f"{KEY}={SECRET}", "LABRL_ENV_MAKE_API_KEY", monkeypatch, capfd)
+    frames = [run.read_info()["sessions"][0]["frame"] for run in Experiment.load("grid").runs]
     assert frames == [192, 192]
     assert files_with(SECRET, "grid") == []
 
@@ -328,17 +332,8 @@ def test_search_records_its_secrets_nowhere_and_its_resume_asks_for_them(
         *("env.max_frame=256", *QUIET[:3], "env.num_envs=choice(1,2)"),
     ]  # fmt: skip
     assert main([*overrides, "meta.report=true"]) == 0
-    assert (files_with("s3cret-of-db", "search"), files_with("s3cret-of-db", ".")) == ([], [])
-    capfd.readouterr()
-    again = ["-m", "+resume=search", "meta.max_trial=2"]
-    forget()
-    assert main(again) == 2
-    assert "LABRL_HYDRA_SWEEPER_STORAGE" in capfd.readouterr().err
-    monkeypatch.setenv("LABRL_HYDRA_SWEEPER_STORAGE", "sqlite:///study.db?password=s3cret-of-db")
-    assert main(again) == 0
-    monkeypatch.delenv("LABRL_HYDRA_SWEEPER_STORAGE")
-    forget()
-    assert main(["-m", "+resume=search", "meta.max_trial=3", url]) == 0
+    one, two = (["-m", "+resume=search", f"meta.max_trial={trials}"] for trials in (2, 3))
+    check_that_resumes_ask(one, two, url, "LABRL_HYDRA_SWEEPER_STORAGE", monkeypatch, capfd)
     assert files_with("s3cret-of-db", ".") == []
 
 

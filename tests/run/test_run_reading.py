@@ -170,19 +170,6 @@ def test_reading_a_run_writes_no_file(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("read", [load_run, Experiment.load, lambda path: find_runs([path])])
-def test_folder_that_is_no_run_is_rejected_in_one_line(tmp_path: Path, read: object) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("hello")
-    for name in ("empty", "other", "missing"):
-        with pytest.raises(InputError) as refused:
-            read(tmp_path / name)  # type: ignore[operator]
-        assert refused.value.code == "not-found"
-        assert Path(str(refused.value.key)) == tmp_path / name
-        assert "\n" not in str(refused.value)
-
-
 def test_error_for_session_or_parent_folder_names_the_run(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)])
     for read, place in ((lambda place: find_runs([place]), path / "session_0"), (load_run, tmp_path)):

@@ -57,13 +57,6 @@ def test_table_is_plain_csv_with_one_header(tmp_path: Path) -> None:
     assert (tmp_path / "train.csv").read_text() == "frame,loss,kl,lr,n\n16,0.5,,0.0003,2\n32,,,0.0001,\n"
 
 
-def test_row_is_written_as_soon_as_it_is_appended(tmp_path: Path) -> None:
-    table = CsvTable(tmp_path / "t.csv")
-    for frame in range(5):
-        table.append({"frame": frame})
-        assert len((tmp_path / "t.csv").read_text().splitlines()) == frame + 2
-
-
 def test_new_key_becomes_a_new_column(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "t.csv")
     table.append({"frame": 1, "loss": 2.0})

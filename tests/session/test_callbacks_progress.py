@@ -80,13 +80,6 @@ def test_without_terminal_no_line_is_repeated_for_an_unchanged_frame() -> None:
     assert [line.split(" of ")[0] for line in terminal.lines] == ["frame 960", *["frame 968"] * 3]
 
 
-def test_lines_name_their_session_when_there_are_several() -> None:
-    terminal = Terminal(False)
-    display = terminal.display(2)
-    display.show([at(100), at(200, index=1), at(0, index=2, status="starting")])
-    assert [line.split(":")[0] for line in terminal.lines] == ["session 0", "session 1"]
-
-
 def test_panel_shows_frames_return_speed_and_time_left() -> None:
     terminal = Terminal(True)
     display = terminal.display(2)
@@ -185,14 +178,6 @@ def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal(True)
     terminal.display().show([at(100)])
     assert terminal.lines[0].startswith("frame 100 of 10,000")
-
-
-def test_details_are_omitted_when_the_terminal_is_too_short() -> None:
-    terminal = Terminal(True, height=8)
-    display = terminal.display(4)
-    display.show([learning(index) for index in range(4)])
-    display.close()
-    assert "loss_policy" not in terminal.text.getvalue()
 
 
 def test_spark_line_spans_lowest_to_highest_value() -> None:
@@ -309,9 +294,3 @@ def test_session_with_a_killed_process_is_shown_as_ended(tmp_path: Path) -> None
     with TrialPanel(run, 1, max_frame=100, console=terminal.console) as panel:
         panel.update(ended=[0])
     assert terminal.lines[-1].endswith("ended")
-
-
-def test_disabled_panel_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TrialPanel(Run.create(tmp_path), 1, 100, enabled=False) as panel:
-        panel.update()
-    assert capsys.readouterr().out == ""

@@ -18,6 +18,7 @@ from labrl.cli import main
 from labrl.config.compose import compose
 from labrl.run.provenance import Origin
 from labrl.run.run import Run
+from labrl.run.signature import signed
 from labrl.trial.configuration import configure
 from labrl.trial.create import create
 from labrl.trial.train import carry_out
@@ -118,7 +119,7 @@ def test_run_that_was_killed_while_it_was_planned_is_planned_again(tmp_path: Pat
         experiment = tmp_path / "e" / "experiment.json"
         facts = json.loads(experiment.read_text())
         facts["trials"][0]["status"] = "waiting"
-        experiment.write_text(json.dumps(facts))
+        experiment.write_text(json.dumps(signed(facts)))
     assert main(["-m", f"+resume={tmp_path / 'e'}"] if several else overrides) == 0
     assert Run.open(run).recorded_status == "finished"
 

@@ -49,9 +49,6 @@ FEW_SEEDS = 5
 PROFILE_POINTS = 101
 """Number of thresholds in a performance profile."""
 
-FEW_GROUPS = 4
-"""Largest number of groups that a warning lists one by one."""
-
 ALL_PAIRS = 10
 """Maximum number of groups for which all pairs are compared. With more groups, only the best group is
 compared with each of the others."""
@@ -451,9 +448,7 @@ def _unlike(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"the groups are scored by different kinds of episodes ({facts})"
     ends = {entry["name"]: max(session["frames"] for session in entry["sessions"]) for entry in counted}
     if ends and min(ends.values()) < 0.9 * max(ends.values()):
-        facts = ", ".join(f"{name}: {frames:,}" for name, frames in ends.items())
-        if len(ends) > FEW_GROUPS:
-            facts = f"from {min(ends.values()):,} to {max(ends.values()):,}"
+        facts = f"from {min(ends.values()):,} to {max(ends.values()):,}"
         yield f"the final returns are at different frames ({facts}): compare the curves instead"
     for entry in statistics:
         if not entry["counted"]:

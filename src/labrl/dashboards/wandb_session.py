@@ -132,9 +132,7 @@ class WandbSession:
                 action()
         except Exception as error:
             self.ended = True
-            why = f"an error ended the upload ({first_line(error)})"
-            late = isinstance(error, TimeoutError)
-            self._warn("the upload did not finish in time" if late else why, error)
+            self._warn(f"an error ended the upload ({first_line(error)})", error)
 
     def _warn(self, text: str, error: Exception) -> None:
         self._warning = self._warning or text
@@ -156,8 +154,9 @@ class WandbSession:
             for row in self.folder.read_rows(table):
                 frame = int(row.pop("frame"))
                 if self._sent < frame <= upto:
-                    numbers = {f"{table}/{key}": value for key, value in row.items() if _is_number(value)}
-                    merged.setdefault(frame, {"frame": frame}).update(numbers)
+                    numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
+                    found = {f"{table}/{key}": value for key, value in numbers.items()}
+                    merged.setdefault(frame, {"frame": frame}).update(found)
         yield from sorted(merged.items())
 
     def _init(self, wandb: Any) -> Any:
@@ -213,11 +212,6 @@ class WandbSession:
         for file in files:
             artifact.add_file(str(file), name=file.name)
         self._wandb.log_artifact(artifact)
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a cell of a table is a number."""
-    return isinstance(value, int | float)
 
 
 def main() -> None:

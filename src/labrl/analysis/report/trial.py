@@ -17,7 +17,6 @@ from labrl.analysis.diagnosis import diagnose_run
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import moment, number
 from labrl.analysis.groups import value_text
-from labrl.analysis.measures import SLM_WINDOW
 from labrl.analysis.returns import NAMES
 from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, info_columns, statistic_of
@@ -81,7 +80,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "diagnosis": diagnose_run(run),
         "videos": _videos(run),
         "notes": {index: str(note or "") for index, note in notes.items()},
-        "measures": _shown_measures(run, statistics),
+        "measures": {**MEASURES, **{name: name for name in info_columns(statistics)}},
         "aggregate_names": NAMES,
         "infos": info_columns(statistics),
         "again": command_again(run),
@@ -189,19 +188,6 @@ class TrialCurves:
             for line, own in zip(self._seeds, views, strict=True)
             if any(np.isfinite(view.y).any() for view in own.values())
         ]
-
-
-def _shown_measures(run: Run, statistics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the measures that the tables of statistics show, with their names.
-
-    SLM Lab's score is left out for a short run. It would be a mean over all rows instead of the last 100, and
-    be mistaken for another final return.
-    """
-    counted = {entry["index"] for entry in statistics["sessions"] if entry["counted"]}
-    tables = [known(one.train, "return_mean") for one in run.sessions if one.index in counted]
-    short = min(map(len, tables), default=0) < SLM_WINDOW
-    infos = {name: name for name in info_columns(statistics)}
-    return {key: name for key, name in {**MEASURES, **infos}.items() if key != "slm_final" or not short}
 
 
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:

@@ -199,7 +199,7 @@ def _check_same(experiment: Experiment, study_name: str, objective: str) -> None
 def _announce(queue: SearchQueue, limit: int | None, base: TrialConfig) -> None:
     """Print what the search will do. limit: number of trials at a time."""
     study, asked, budget = queue.study, queue.options, base.env.config.max_frame
-    trials, total, every = study.trials(), study.total, base.eval_frames
+    trials, total = study.trials(), study.total
     done = sum(trial.state.is_finished() for trial in trials)
     say(
         f"searching {', '.join(study.space.distributions)} for the best {asked.objective}: {total} trials "
@@ -209,11 +209,9 @@ def _announce(queue: SearchQueue, limit: int | None, base: TrialConfig) -> None:
     if others := [trial for trial in trials if MACHINE not in trial.user_attrs]:
         told = ", ".join(f"{trial.number} ({trial.state.name.lower()})" for trial in others)
         say(f"trials that other programs have added or asked for: {told}")
-    first, frame = start_of(asked.pruner, total, budget, every)
-    if asked.pruner.kind != "none":
-        never = first >= total or frame > (budget - 1) // every * every
-        none = f", so none of these {total} trials of {budget:,} frames can be pruned" * never
-        say(f"pruning begins after {first} finished trials, and in each trial at frame {frame:,}{none}")
+    first, frame = start_of(asked.pruner, total, budget, base.eval_frames)
+    none = f", so none of these {total} can be pruned" * (first >= total or frame >= budget)
+    say(f"pruning begins after {first} finished trials, and in each trial at frame {frame:,}{none}")
     searching, confirm = total * base.meta.max_session * budget, asked.confirm
     runs = (min(confirm.top, total) + confirm.default) * confirm.sessions if confirm else 0
     say(f"frames: at most {searching:,} in the search, and {runs * budget:,} in the confirmation")

@@ -22,7 +22,7 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
-from labrl.config.compose import compose, to_plain
+from labrl.config.compose import compose
 from labrl.config.keys import key_of, quoted
 from labrl.errors import Code, InputError, first_line
 from labrl.processes.secrets import redact
@@ -104,17 +104,13 @@ class Space:
         return {key: json.loads(distribution_to_json(one)) for key, one in self.distributions.items()}
 
     def some(self) -> dict[str, Any]:
-        """Return a value of each key: the first choice, the middle of an interval or the first integer."""
-        found: dict[str, Any] = {}
-        for key, one in self.distributions.items():
-            match one:
-                case CategoricalDistribution():
-                    found[key] = one.choices[0]
-                case FloatDistribution(step=None):
-                    found[key] = (one.low + one.high) / 2
-                case _:
-                    found[key] = one.low
-        return found
+        """Return a value of each key: the first choice, or the middle of the range."""
+        return {
+            key: one.choices[0]
+            if isinstance(one, CategoricalDistribution)
+            else one.to_external_repr((one.low + one.high) / 2)
+            for key, one in self.distributions.items()
+        }
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         """Return the overrides of the trial with the values `params`. A searched group without a value in
@@ -141,9 +137,7 @@ class Space:
 
     def as_yaml(self, params: Mapping[str, Any], home: Path, told: Sequence[str]) -> str:
         """Return a YAML file for the group `experiment`. told: lines of comments."""
-        composed, keys = OmegaConf.create(to_plain(self.compose(params))), OmegaConf.create()
-        parents, groups = [], []
-        left_out = ""
+        keys, parents, groups, left_out = OmegaConf.create(), [], [], ""
         for override in OverridesParser.create().parse_overrides(self.overrides(params)):
             key = override.key_or_group
             if override.is_delete() or override.package is not None:
@@ -153,7 +147,7 @@ class Space:
             elif key in self.choices:
                 groups.append({f"override /{key}": str(override.value())})
             else:
-                OmegaConf.update(keys, key, OmegaConf.select(composed, key), force_add=True)
+                OmegaConf.update(keys, key, override.value(), force_add=True)
         comments = [
             f"labrl --config-dir {shlex.quote(str(home))} experiment=best",
             *told,

@@ -49,11 +49,10 @@ def open_storage(url: str) -> BaseStorage:
     except Exception as error:
         setting, why = f"hydra.sweeper.storage={redact(url)}", f"it cannot be opened: {first_line(error)}"
         fix = (
-            "Write sqlite:///<file>, journal:///<file>, postgresql://<user>@<host>/<database> or mysql://..."
+            "Write sqlite:///<file>, journal:///<file>, mysql://... or postgresql://<user>@<host>/<database> "
+            f"with its driver ({install_command('search')})"
         )
-        lacks = isinstance(error, ImportError)
-        fix = f"Install its driver; for PostgreSQL, {install_command('search')}" if lacks else fix
-        raise InputError.about(setting, why, fix, code="not-installed" if lacks else "not-found") from error
+        raise InputError.not_found(setting, why, fix) from error
 
 
 def _open_journal(path: Path) -> JournalStorage:

@@ -105,8 +105,6 @@ class Study:
         """The trials that an earlier command of this machine has left."""
         self._asked: dict[int, optuna.Trial] = {}
         """The trials that this command has asked for, by number."""
-        self._reported: dict[int, set[int]] = {}
-        """Frames at which each of them has reported a value."""
         self._pruned: set[int] = set()
         """Those of them that must stop."""
         self.beat()
@@ -120,10 +118,8 @@ class Study:
 
         Returns None if the study has all its trials.
         """
-        reported: set[int] = set()
         if self._left:
-            left = self._left.pop(0)
-            trial_id, reported = left._trial_id, set(left.intermediate_values)
+            trial_id = self._left.pop(0)._trial_id
         else:
             trials = self.trials()
             waiting = next((one for one in trials if one.state == TrialState.WAITING), None)
@@ -146,7 +142,7 @@ class Study:
         except ValueError as error:  # Optuna allows other limits of a range, but not other choices.
             name, why = self.optuna.study_name, f"its trials have another space ({first_line(error)})"
             raise InputError.contradiction(f"hydra.sweeper.study_name={name}", "its storage", why) from error
-        self._asked[trial.number], self._reported[trial.number] = trial, reported
+        self._asked[trial.number] = trial
         return trial
 
     def should_prune(self, number: int, folder: Path) -> bool:
@@ -259,11 +255,10 @@ class Study:
     def _report(self, number: int, folder: Path) -> list[int]:
         """Report the evaluations of a trial that all its sessions have passed since the last call. Return
         their frames."""
-        reports, known = self.objective.reports(folder, self._budget), self._reported[number]
-        new = sorted(reports.keys() - known)
+        trial, reports = self._asked[number], self.objective.reports(folder, self._budget)
+        new = sorted(reports.keys() - trial._cached_frozen_trial.intermediate_values.keys())
         for frame in new:
-            self._asked[number].report(reports[frame], frame)
-        known.update(new)
+            trial.report(reports[frame], frame)
         return new
 
 
@@ -282,9 +277,9 @@ def make_pruner(chosen: options.Pruner, first: int, budget: int) -> BasePruner:
     match chosen:
         case options.MedianPruner():
             return MedianPruner(n_startup_trials=0, n_warmup_steps=first)
-        case options.AshaPruner():
+        case options.HalvingPruner(kind="asha"):
             return SuccessiveHalvingPruner(first, chosen.reduction_factor)
-        case options.HyperbandPruner():
+        case options.HalvingPruner():
             return HyperbandPruner(first, budget, chosen.reduction_factor)
     return NopPruner()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,10 @@ def _begin(session: SessionView, table: Table, row: Row) -> SummaryWriter:
     from torch.utils.tensorboard import SummaryWriter
 
     folder = session.folder
-    tables: dict[Table, list[Row]] = {"train": folder.read_rows("train"), "eval": folder.read_rows("eval")}
+    tables: dict[Table, Sequence[Row]] = {
+        "train": folder.read_rows("train"),
+        "eval": folder.read_rows("eval"),
+    }
     tables[table] = [one for one in tables[table] if one["frame"] != row["frame"]]
     # Histograms accompany training rows and are in no table, so those of the kept rows must not be discarded.
     kept = max((one["frame"] for one in tables["train"]), default=-1) if folder.tensorboard.exists() else -1
@@ -81,6 +85,7 @@ def _begin(session: SessionView, table: Table, row: Row) -> SummaryWriter:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         with suppress(LabrlError):  # a damaged run folder must not stop training
+            assert writer.file_writer is not None, "it has been opened"
             writer.file_writer.add_summary(hparams_pb(_hyperparameters(run), run.path.name), 0)
     for name, rows in tables.items():
         for one in rows:
