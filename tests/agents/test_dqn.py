@@ -244,7 +244,7 @@ def test_schedules_follow_the_clock() -> None:
     assert (metrics["lr"], metrics["exploration"]) == (0.75, 0.75)
 
 
-@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of objects of other tests
+@pytest.mark.filterwarnings("error")
 def test_non_finite_loss_raises_with_term_and_frame_without_a_warning() -> None:
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.lr=1e30", "agent.value.loss=squared"), VECTOR)
     with pytest.raises(NonFiniteError) as caught:

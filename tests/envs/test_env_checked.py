@@ -243,7 +243,7 @@ LATE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wrong", LATE)
-@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of objects of other tests
+@pytest.mark.filterwarnings("error")
 def test_late_error_is_found_in_its_step(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
     component = own_env(WrongLate, {"wrong": wrong}, fresh_env_per_episode=False)
     env = make_env(component, seed=0, num_threads=1, num_envs=3)
@@ -259,7 +259,7 @@ def test_late_error_is_found_in_its_step(wrong: str, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of objects of other tests
+@pytest.mark.filterwarnings("error")
 def test_non_finite_observation_is_logged_once_in_its_step(
     value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
