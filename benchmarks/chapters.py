@@ -45,12 +45,14 @@ ATARI = Chapter(
 of their budget for lack of time: `make results ARGS="pong_ppo --minutes 120"`. A frame is one
 step of the agent, four of the emulator. *Return* is the raw score, the mean over the last 100
 training episodes. `pong_fast` is three sessions of `experiment=atari/pong_fast`, without sticky actions, and
-`pong_fast_sticky` the same with them; the target is a return of 18 within 1.3 million frames, which
-no seed has reached yet. The recipe has the values of the first row: runs of PPO without sticky
-actions with one seed each, a clip range of 0.2 and `gae_lambda=0.95`, the last two at commit
-`25ea5354`, the others at `5036a2a`. Seeds differ widely. *kl* is `agent.lr={kind: kl, rate: 5e-4,
-target: 0.02}`, whose rate rose to its default `max` of 1e-2 within the first rollouts, which made
-the values constant; a `max` of 5e-4 prevents that.
+`pong_fast_sticky` the same with them; the target is a return of 18 within 1.6 million frames. The
+recipe has the values of the last two rows, which rl_games documents for Pong: 64 environments, a
+learning rate that follows the divergence (`agent.lr={kind: kl, rate: 3e-4, target: 0.01, max: 2e-3}`),
+normalized values with the weight 1, gradients of at most 1, and ELU. The table has runs of PPO without
+sticky actions with one seed each, a clip range of 0.2 and `gae_lambda=0.95`: these two at commit
+`d38d7eee`, the two before them at `25ea5354`, the others at `5036a2a`. Seeds differ widely. *kl* is
+`agent.lr={kind: kl, rate: 5e-4, target: 0.02}`, whose rate rose to its default `max` of 1e-2 within
+the first rollouts, which made the values constant; a `max` of 5e-4 prevents that.
 
 | steps per update | minibatch | epochs | learning rate and entropy coefficient | return at frames |
 |---|---:|---:|---|---|
@@ -59,7 +61,9 @@ the values constant; a `max` of 5e-4 prevents that.
 | 16 x 128 | 256 | 3 | not recorded | −9 at 720k, 13.8 at 1.5 M |
 | 64 x 128 | 2,048 | 4 | not recorded | −20 at 480k |
 | 8 x 128 | 128 | 4 | kl with `max: 5e-4`, 0.01 to 0.001 | −8.5 at 490k, 4.9 at 730k, 12.4 at 1.3 M |
-| 8 x 128 | 128 | 4 | kl and 0.01, with `normalize_value` | −20.4 at 310k: stopped |""",
+| 8 x 128 | 128 | 4 | kl and 0.01, with `normalize_value` | −20.4 at 310k: stopped |
+| 64 x 128 | 2,048 | 4 | the recipe | −11 at 500k, 14.1 at 800k, 18.1 at 909k, 18.9 at 1.4 M |
+| 64 x 128 | 2,048 | 4 | the recipe; another seed | −14.5 at 550k, −0.8 at 850k, 13.4 at 1.3 M: stopped |""",
     overrides={
         **{
             f"{game}_{agent}": ["experiment=atari/v5", f"agent={agent}", f"env={game}", "meta.max_session=1"]

@@ -15,7 +15,7 @@ from benchmarks import chapters
 from benchmarks.published import cells
 from benchmarks.record import POINTS, Records
 from labrl.analysis.colors import BLUE, VERMILLION
-from labrl.analysis.figures import ShortNumbers, use_style
+from labrl.analysis.figures import tick_format, use_style
 
 PAGE = "curves.md"
 
@@ -114,7 +114,7 @@ def _draw(panels: Sequence[Panel], records: Records, name: str) -> None:
             axes.set_xlabel("frames")
             for scale in (axes.xaxis, axes.yaxis):
                 scale.set_major_locator(MaxNLocator(4))
-                scale.set_major_formatter(ShortNumbers())
+                scale.set_major_formatter(tick_format())
         for axes in every[len(panels) :]:
             axes.set_axis_off()
         handles, labels = figure.axes[0].get_legend_handles_labels()

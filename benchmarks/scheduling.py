@@ -114,8 +114,8 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     from labrl.experiment.machine import Need
     from labrl.experiment.search.objective import Objective
     from labrl.experiment.search.options import NoPruner, SearchConfig, Settings
-    from labrl.experiment.search.search import Search
-    from labrl.experiment.search.space import Recipe, Space
+    from labrl.experiment.search.queue import SearchQueue
+    from labrl.experiment.search.space import Space
     from labrl.experiment.search.study import Study
     from labrl.run.experiment import Experiment
 
@@ -142,18 +142,19 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
         max_failure_rate=0,
         retries=0,
     )
-    space = Space.of({}, {}, overrides)
+    space = Space.of({}, overrides, {"agent": "ppo", "env": "cartpole"})
     experiment = Experiment.begin(home, "search", [])
     with experiment.lock():
         objective = Objective("final_return")
         study = Study(home, settings, options.pruner, space, objective, budget=1000, every=100, seed=seed)
-        recipe = Recipe(space, {"agent": "ppo", "env": "cartpole"}, [])
-        one = Search(study, recipe, experiment, str, Need(1, None), options, max_failure_rate=0)
+        queue = SearchQueue(study, experiment, str, Need(1, None), options)
         launcher = WorkersLauncher()
         launcher.work = "benchmarks.scheduling"
         stub: Any = Stub(home / "ran")
         launcher.planner, launcher.cores = stub, 1
-        return one.run(launcher)[0]
+        with launcher, queue.interruption:
+            queue.run(launcher)
+        return 0
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.published import Cell, cells, number
-from labrl.analysis.search import SearchResult, importances, read_search
+from labrl.analysis.search_result import SearchResult, importances, read_search
 from labrl.config.compose import compose, to_plain
 from labrl.run.atomic import write_atomic
 from labrl.run.experiment import Experiment
@@ -198,7 +198,7 @@ def section(studies: Iterable[Study]) -> str:
 def _line(study: Study) -> str:
     search = study.search
     pruned = sum(trial.state == "pruned" for trial in search.trials)
-    mattered = list(importances(search).shares.items())[:MATTERED]
+    mattered = list(importances(search).items())[:MATTERED]
     taken = "has its values" if study.is_preset() else "keeps its own"
     entries = [
         study.cell.name.replace("_", r"\_"),

@@ -74,11 +74,9 @@ SAME = {
 LIBRARY = {"sb3": "Stable-Baselines3", "cleanrl": "CleanRL"}
 
 
-def typed(meant: OtherName, library: str = "") -> str:
+def typed(meant: OtherName) -> str:
     """Return what to type for a name, in backticks."""
-    by_library = meant.typed_by_library("")
-    text = by_library.get(library) or next(iter(by_library.values()), "")
-    return f"`{text}`" if text else ""
+    return f"`{meant.typed('')}`" if meant.key else ""
 
 
 def names_block(library: str) -> str:
@@ -91,7 +89,7 @@ def names_block(library: str) -> str:
                 rows.append((f"`{name}`", f"`{SAME[name]}=<value>`", "the same"))
             else:
                 meant = other_names()[name][0]
-                rows.append((f"`{name}`", typed(meant, LIBRARY[library]), meant.meaning))
+                rows.append((f"`{name}`", typed(meant), meant.meaning))
         parts.append(f"### {title}\n\n{table((LIBRARY[library], 'labrl', 'meaning'), rows)}")
     return "\n\n".join(parts)
 
@@ -111,10 +109,8 @@ def names_page() -> str:
         f"{NOTE} from the file that error messages use, `src/labrl/mistakes/names.yaml`: "
         f"{len(other_names())} names in "
         "Stable-Baselines3 and its Zoo, CleanRL, SLM Lab, TorchRL, ALF, RLlib, Tianshou and Gymnasium. "
-        "If you type one "
-        "as a key, labrl answers with its own name and converts the value. Where a name has several "
-        "meanings, it is in "
-        "several rows.\n\n" + table(("elsewhere", "labrl", "meaning, or why there is none"), rows) + "\n"
+        "If you type one as a key, labrl answers with its own name. Where a name has several meanings, it is "
+        "in several rows.\n\n" + table(("elsewhere", "labrl", "meaning, or why there is none"), rows) + "\n"
     )
 
 

@@ -189,10 +189,6 @@ def run_experiment(command: Command, full_error: bool) -> tuple[Path, int]:
             from labrl.experiment.sweep import sweep_grid
 
             return sweep_grid(cfg, trials, launcher, earlier)
-        from labrl.experiment.search.checks import check_search, settings_of
-
-        check_search(cfg)
-        settings_of(cfg)
         # Imported late, so that wrong input is reported without waiting for Optuna and torch.
         from labrl.experiment.search.begin import search
 

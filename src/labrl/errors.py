@@ -52,6 +52,7 @@ LIBRARIES: dict[str, Code] = {
     **dict.fromkeys(("hydra", "omegaconf"), "usage"),
     **dict.fromkeys(("antlr4", "yaml"), "syntax"),
     **dict.fromkeys(("gymnasium", "ale_py", "minari"), "environment"),
+    "pydantic": "target",  # a Config that it cannot read
     **dict.fromkeys(("csv", "json", "polars", "sqlalchemy", "sqlite3", "zipfile"), "damaged"),
     **dict.fromkeys(("optuna", "ray", "submitit", "wandb"), "resources"),
 }

@@ -9,18 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Fork
-from on_policy_cases import (
-    BOX,
-    DISCRETE,
-    Recorded,
-    assert_continues_exactly,
-    build,
-    network_of,
-    noise,
-    play,
-    rollouts,
-)
+from dqn_cases import Fork, play
+from on_policy_cases import BOX, DISCRETE, Recorded, build, network_of, noise, rollouts
 
 from labrl.agents.a2c import policy_objective
 from labrl.step import Step
@@ -136,11 +126,3 @@ def test_a2c_learns_best_action_and_its_value(when: list[str]) -> None:
     assert float(policy[0].softmax(0)[1]) > 0.9
     met = [0, 4, 5, 6]
     np.testing.assert_allclose(value[met], Fork.best_values().max(1)[met], atol=0.12)
-
-
-@pytest.mark.parametrize("steps", [3, 5, 23])
-@pytest.mark.parametrize(
-    "overrides", [(), ("agent.horizon=null", "agent.episodes=3"), ("agent.value_lr=1e-3",)], ids=str
-)
-def test_restored_agent_continues_exactly(steps: int, overrides: tuple[str, ...]) -> None:
-    assert_continues_exactly(lambda: build("a2c", *overrides), noise(), steps)

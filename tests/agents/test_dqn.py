@@ -183,39 +183,6 @@ def test_actions_are_shifted_by_the_start_of_the_action_space() -> None:
     assert set(shifted.evaluation_action(Observation(look), np.random.default_rng(0))) <= {5, 6}
 
 
-@pytest.mark.parametrize("agent", FAMILY)
-@pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
-def test_two_runs_are_equal_bit_for_bit(agent: str, space: gym.Space) -> None:
-    found = []
-    for _ in range(2):
-        player, clock, _ = build(config_of(agent, *EARLY), space, num_threads=2)
-        assert play(player, clock, Noise(space, 4), 20) > 5
-        found.append(weights(player))
-        player.close()
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("agent", FAMILY)
-@pytest.mark.parametrize("steps", [6, 25])
-def test_restored_agent_continues_exactly(agent: str, steps: int) -> None:
-    """Save before the first update, and after the replay buffer has overwritten its oldest transitions."""
-    overrides = (*EARLY, "agent.memory.capacity=80")
-    original, clock, streams = build(config_of(agent, *overrides), VECTOR)
-    world = Noise(VECTOR, 4)
-    play(original, clock, world, steps)
-    state, drawn = copy.deepcopy(original.state_dict()), copy.deepcopy(streams.state_dict())
-    frame, same_world = clock.frame, copy.deepcopy(world)
-    assert play(original, clock, world, 15) > 0
-
-    restored, clock, streams = build(config_of(agent, *overrides), VECTOR)
-    restored.load_state_dict(state)
-    streams.load_state_dict(drawn)
-    clock.tick(frame)
-    play(restored, clock, same_world, 15)
-    assert torch.equal(weights(original), weights(restored))
-    assert original.metrics() == pytest.approx(restored.metrics(), rel=0, abs=0, nan_ok=True)
-
-
 @pytest.mark.parametrize("agent", ["dqn", "rainbow"])
 def test_two_workers_compute_the_gradient_of_one(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers use the same noise as one, and return the errors in the order of the samples."""
@@ -268,19 +235,6 @@ def test_evaluation_uses_no_noise_and_does_not_affect_training() -> None:
     assert torch.equal(weights(plain), weights(disturbed))
 
 
-@pytest.mark.parametrize("agent", FAMILY)
-def test_metrics_have_the_same_keys_before_and_after_learning(agent: str) -> None:
-    player, clock, _ = build(config_of(agent, *EARLY), VECTOR)
-    before = player.metrics()
-    assert np.isnan(before["loss"])
-    play(player, clock, Noise(VECTOR, 4), 20)
-    after = player.metrics()
-    assert list(after) == list(before)
-    assert all(np.isfinite(value) for value in after.values())
-    assert after["updates"] == 10
-    assert after["memory_size"] > 40
-
-
 def test_schedules_follow_the_clock() -> None:
     falling = "{kind: linear, start: 1.0, end: 0.0, horizon: 100}"
     overrides = ("~agent.lr", f"+agent.lr={falling}", f"agent.exploration.epsilon={falling}")
@@ -290,7 +244,7 @@ def test_schedules_follow_the_clock() -> None:
     assert (metrics["lr"], metrics["exploration"]) == (0.75, 0.75)
 
 
-@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of objects of other tests
+@pytest.mark.filterwarnings("error")
 def test_non_finite_loss_raises_with_term_and_frame_without_a_warning() -> None:
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.lr=1e30", "agent.value.loss=squared"), VECTOR)
     with pytest.raises(NonFiniteError) as caught:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import Rewarding, play
-from on_policy_cases import BOX, VECTOR, Bandit, assert_continues_exactly, build
+from on_policy_cases import BOX, VECTOR, Bandit, build
 from refusals import refused
 
 from labrl.agents.agent import Observation
@@ -82,12 +82,6 @@ def held(player: Any, seen: Observation) -> np.ndarray:
         actions.append(player.act(seen))
         player.observe(world.step(actions[-1]))
     return np.array(actions)
-
-
-@pytest.mark.parametrize("agent", ["ppo", "a2c", "sac"])
-@pytest.mark.parametrize("steps", [4, 19])
-def test_restored_agent_keeps_its_noise(agent: str, steps: int) -> None:
-    assert_continues_exactly(lambda: made(agent), Rewarding(VECTOR, 4), steps)
 
 
 @pytest.mark.extended

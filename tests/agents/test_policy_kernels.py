@@ -9,18 +9,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from dqn_cases import Rewarding
-from on_policy_cases import (
-    BOX,
-    CHOICES,
-    DISCRETE,
-    VECTOR,
-    assert_continues_exactly,
-    build,
-    network_of,
-    noise,
-    play,
-)
+from dqn_cases import Rewarding, play
+from on_policy_cases import BOX, CHOICES, DISCRETE, VECTOR, build, network_of
 from torch import Tensor, nn
 
 import labrl
@@ -87,12 +77,6 @@ def test_weights_after_100_updates_equal_those_of_autograd(name: str, action: gy
     assert float((weights(agent) - weights(other)).norm()) <= 1e-3 * distance
     for name, metric in agent.metrics().items():
         assert metric == pytest.approx(other.metrics()[name], rel=1e-2, abs=1e-3, nan_ok=True), name
-
-
-@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "autograd"])
-@pytest.mark.parametrize("name", AGENTS)
-def test_restored_agent_continues_exactly(name: str, kernels: bool) -> None:
-    assert_continues_exactly(lambda: make_agent(name, kernels), noise(), 11)
 
 
 WITHOUT_KERNEL = {

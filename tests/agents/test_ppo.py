@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import dqn_cases
 import gymnasium as gym
 import numpy as np
 import on_policy_cases
@@ -173,46 +174,6 @@ def test_truncation_bootstraps_from_the_true_final_observation(monkeypatch: pyte
         assert float(batch.advantage[env]) == pytest.approx(1 + 0.5 * bootstrap - values["first"], abs=1e-5)
 
 
-@pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
-def test_two_runs_are_equal_bit_for_bit(space: gym.Space) -> None:
-    vectors = []
-    for _ in range(2):
-        agent, clock = build(observation=space, num_threads=2)
-        assert play(agent, clock, space, 16) == 8
-        vectors.append(weights_of(network_of(agent)))
-        agent.close()
-    assert torch.equal(*vectors)
-
-
-@pytest.mark.parametrize("steps", [3, 8, 13])
-@pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
-def test_restored_agent_continues_exactly(steps: int, space: gym.Space) -> None:
-    streams = Streams(3)
-    uninterrupted, clock = build(observation=space, streams=streams)
-    play(uninterrupted, clock, space, steps)
-    state, streams_state = copy.deepcopy((uninterrupted.state_dict(), streams.state_dict()))
-    play(uninterrupted, clock, space, 10, seed=1)
-
-    streams = Streams(3)
-    restored, clock = build(observation=space, streams=streams)
-    restored.load_state_dict(state)
-    streams.load_state_dict(streams_state)
-    clock.tick(4 * steps)
-    play(restored, clock, space, 10, seed=1)
-    assert torch.equal(weights_of(network_of(uninterrupted)), weights_of(network_of(restored)))
-    assert uninterrupted.metrics() == pytest.approx(restored.metrics(), nan_ok=True)
-
-
-def test_metrics_have_the_same_keys_before_and_after_learning() -> None:
-    for action in (DISCRETE, BOX):
-        agent, clock = build(action=action)
-        before = list(agent.metrics())
-        play(agent, clock, VECTOR, 8)
-        after = agent.metrics()
-        assert list(after) == before
-        assert all(np.isfinite(value) for value in after.values())
-
-
 def test_statistics_of_large_values_keep_their_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     (agent, clock), seen = build(), rollouts(monkeypatch)
     with torch.no_grad():
@@ -247,15 +208,6 @@ def test_non_finite_loss_raises_an_error_with_term_and_frame() -> None:
         play(agent, clock, VECTOR, 32)
     assert caught.value.frame > 0
     assert caught.value.term
-
-
-def test_evaluation_leaves_training_untouched() -> None:
-    plain, clock = build()
-    play(plain, clock, VECTOR, 8)
-    disturbed, clock = build()
-    disturbed.evaluation_action(Observation(np.zeros((9, 3), np.float32)), np.random.default_rng(0))
-    play(disturbed, clock, VECTOR, 8)
-    assert torch.equal(weights_of(network_of(plain)), weights_of(network_of(disturbed)))
 
 
 def test_bfloat16_update_is_close_to_float32() -> None:
@@ -293,7 +245,7 @@ def test_vector_observations_are_learned_from_in_float32_under_bf16(agent: str) 
     weights = []
     for precision in ("fp32", "bf16"):
         made, clock, _ = on_policy_cases.build(agent, compute=Compute.choose("cpu", precision, 1))
-        on_policy_cases.play(made, clock, on_policy_cases.noise(), 130)
+        dqn_cases.play(made, clock, on_policy_cases.noise(), 130)
         weights.append(next(iter(made.modules().values())).state_dict())
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name]), name

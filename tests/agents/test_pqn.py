@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Chain, minibatches
+from dqn_cases import Chain, minibatches, play
 from numpy.typing import NDArray
-from on_policy_cases import (
-    Recorded,
-    assert_continues_exactly,
-    build,
-    noise,
-    play,
-)
+from on_policy_cases import Recorded, build, noise
 
 SMALL = ("agent.network.torso.mlp.hidden=[32]", "agent.batch_size=8", "agent.horizon=8")
 
@@ -69,12 +62,6 @@ def test_pqn_finds_the_best_values_without_a_target_network() -> None:
     with torch.no_grad():
         found = agent.modules()["q_network"](torch.eye(Chain.STATES)).outputs.squeeze(2).numpy()
     np.testing.assert_allclose(found, Chain.best_values(), atol=0.08)
-
-
-@pytest.mark.parametrize("steps", [3, 8, 17])
-def test_restored_agent_continues_exactly(steps: int) -> None:
-    make: Any = lambda: build("pqn", *SMALL)  # noqa: E731
-    assert_continues_exactly(make, noise(), steps)
 
 
 def test_epoch_uses_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise, gradient_of, memories, minibatches, weights_of
-from on_policy_cases import Recorded, assert_continues_exactly, build, config_of, noise, play
+from dqn_cases import Noise, memories, minibatches, play, weights_of
+from on_policy_cases import Recorded, build, config_of, noise
 from recurrent_cases import Corridor, remembered
 from refusals import refused
 
@@ -93,33 +93,11 @@ def test_gradient_equals_that_of_stepping_through_each_sequence(
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_gradient_is_the_same_for_any_number_of_workers() -> None:
-    gradients = []
-    for threads in (1, 3, 5):
-        small = (TINY[1], "agent.network.torso.torso.cnn.features=8", "agent.max_grad_norm=null")
-        compute = Compute.choose("cpu", "fp32", threads)
-        agent, clock, _ = build("recurrent_dqn", *small, *MEMORY, *WHEN, observation=IMAGE, compute=compute)
-        world = Noise(IMAGE, 4)
-        while not play(agent, clock, world, 1):
-            pass
-        gradients.append(gradient_of(agent.modules()["q_network"]))
-        agent.close()
-    for gradient in gradients[1:]:
-        torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
-
-
 def test_ranks_learn_from_whole_sequences() -> None:
     config = config_of("recurrent_dqn", *MEMORY[:2], "agent.batch_size=16").agent.config
     assert DQN.for_rank(config, 4).batch_size == 4
     with refused("range", "agent.batch_size", "16", "agent.batch_size=24"):
         DQN.for_rank(config, 3)
-
-
-@pytest.mark.parametrize("steps", [5, 30])
-def test_restored_agent_continues_exactly(steps: int) -> None:
-    overrides = ("agent/network=lstm", "agent.learning_starts=40", "agent.memory.capacity=160")
-    make = (*TINY, *MEMORY[:2], *WHEN[1:], *overrides)
-    assert_continues_exactly(lambda: build("recurrent_dqn", *make), noise(), steps)
 
 
 def test_evaluation_has_its_own_recurrent_state(monkeypatch: pytest.MonkeyPatch) -> None:

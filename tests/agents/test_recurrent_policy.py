@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import gradient_of, minibatches, weights_of
-from on_policy_cases import BOX, Recorded, assert_continues_exactly, build, network_of, noise, play, rollouts
+from dqn_cases import gradient_of, minibatches, play, weights_of
+from on_policy_cases import Recorded, build, network_of, noise, rollouts
 from recurrent_cases import Corridor, remembered
 
 from labrl.agents.agent import Observation
@@ -195,15 +195,6 @@ def test_evaluation_has_its_own_recurrent_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "overrides", "steps"),
-    [("recurrent_ppo", PPO, 3), ("recurrent_ppo", PPO, 17), ("recurrent_a2c", A2C, 12)],
-    ids=["ppo-3", "ppo-17", "a2c-12"],
-)
-def test_restored_agent_continues_exactly(agent: str, overrides: tuple[str, ...], steps: int) -> None:
-    assert_continues_exactly(lambda: build(agent, "agent/network=lstm", *TINY, *overrides), noise(), steps)
-
-
-@pytest.mark.parametrize(
     ("agent", "network", "overrides"),
     [("ppo", "gru", PPO), ("a2c", "lstm", (*A2C, "agent.gae_lambda=0.8"))],
     ids=["ppo", "a2c"],
@@ -234,27 +225,6 @@ def test_gradients_span_the_rollout_when_sequence_length_is_null() -> None:
         learned.append(weights_of(network_of(agent)))
     assert torch.equal(learned[0], learned[1])
     assert not torch.equal(learned[0], learned[2])
-
-
-def test_recurrent_a2c_with_a_plain_network_equals_a2c() -> None:
-    learned = []
-    for name in ("recurrent_a2c", "a2c"):
-        same = ("agent/network=mlp", "agent/optimizer=adam", "agent.lr=1e-3", "agent.gae_lambda=0.8", *A2C)
-        agent, clock, _ = build(name, *same)
-        assert play(agent, clock, noise(), 24) == 2
-        learned.append(weights_of(network_of(agent)))
-    assert torch.equal(*learned)
-
-
-@pytest.mark.parametrize("agent", ["recurrent_ppo", "recurrent_a2c"])
-def test_continuous_actions_are_learned(agent: str) -> None:
-    overrides = PPO if agent == "recurrent_ppo" else A2C
-    player, clock, _ = build(agent, *TINY, *overrides, action=BOX)
-    world = noise()
-    plain = world.step
-    world.step = lambda action: plain(np.asarray(action)[:, 0])  # type: ignore[method-assign]
-    assert play(player, clock, world, 12) == 1
-    assert all(np.isfinite(value) for value in player.metrics().values())
 
 
 def test_gradient_is_the_same_for_any_number_of_workers() -> None:

@@ -9,16 +9,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from dqn_cases import play
 from on_policy_cases import (
     CHOICES,
     SWITCHES,
     Bandit,
     Recorded,
-    assert_continues_exactly,
     build,
     network_of,
     noise,
-    play,
     rollouts,
 )
 
@@ -139,14 +138,6 @@ def test_continuous_actions_are_learned_with_each_kind_of_bounds(agent_name: str
     chosen = agent.greedy_action(Observation(np.ones((1, 1), np.float32)))
     assert space.contains(chosen[0])
     assert float(chosen[0, 0]) == pytest.approx(2.5, abs=1)
-
-
-@pytest.mark.parametrize("steps", [2, 17, 40])
-@pytest.mark.parametrize("baseline", ["mean", "value"])
-def test_restored_agent_continues_exactly(steps: int, baseline: str) -> None:
-    assert_continues_exactly(
-        lambda: build("reinforce", *BASELINES[baseline], "agent.episodes=4"), noise(), steps
-    )
 
 
 @pytest.mark.extended

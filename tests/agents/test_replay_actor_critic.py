@@ -35,7 +35,6 @@ from labrl.networks.critics import Critics
 from labrl.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05
-SMALL_CNN = ("agent.network.torso.cnn.features=16",)
 IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 
 
@@ -206,40 +205,6 @@ def test_crossq_policy_loss_leaves_the_critics_statistics_unchanged() -> None:
     torch.testing.assert_close(loss.detach(), -value.mean())
 
 
-@pytest.mark.parametrize(("name", "action"), KINDS)
-def test_restored_agent_continues_exactly(name: str, action: gym.Space) -> None:
-    overrides = ("agent/memory=prioritized", "agent.n_step=2")
-    agent, clock, streams = build(config_of(name, *overrides), action)
-    world = World(VECTOR, 4)
-    play(agent, clock, world, 15)
-    state, streams_state = copy.deepcopy(agent.state_dict()), copy.deepcopy(streams.state_dict())
-    frame, same_world = clock.frame, copy.deepcopy(world)
-    assert play(agent, clock, world, 10) == 40
-
-    restored, clock, streams = build(config_of(name, *overrides), action)
-    restored.load_state_dict(state)
-    streams.load_state_dict(streams_state)
-    clock.tick(frame)
-    play(restored, clock, same_world, 10)
-    for module, other in zip(agent.modules().values(), restored.modules().values(), strict=True):
-        own = other.state_dict()
-        assert all(torch.equal(value, own[key]) for key, value in module.state_dict().items())
-    assert agent.metrics() == pytest.approx(restored.metrics(), rel=0, abs=0, nan_ok=True)
-
-
-@pytest.mark.parametrize(("name", "action"), KINDS)
-def test_metrics_have_the_same_keys_before_and_after_learning(name: str, action: gym.Space) -> None:
-    agent, clock, _ = build(config_of(name), action)
-    before = agent.metrics()
-    assert math.isnan(before["loss_critic"])
-    play(agent, clock, World(VECTOR, 4), 15)
-    after = agent.metrics()
-    assert list(after) == list(before)
-    assert all(np.isfinite(value) for value in after.values())
-    assert after["updates"] == 60 - 40
-    assert agent.metrics() == after
-
-
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_actions_fill_their_box_and_stay_inside(name: str) -> None:
     """Check random, exploring and best actions; stored actions must lie in [-1, 1]."""
@@ -259,28 +224,6 @@ def test_actions_fill_their_box_and_stay_inside(name: str) -> None:
         assert actions.dtype == np.float32
         assert all(BOX.contains(action) for action in actions)
     assert np.allclose([kinds[0].min(0), kinds[0].max(0)], [BOX.low, BOX.high], atol=0.2)
-
-
-@pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("td3", BOX)])
-def test_two_workers_compute_the_gradient_of_one_on_images(name: str, action: gym.Space) -> None:
-    gradients: list[list[Tensor]] = []
-    IMAGE.seed(0)
-    images = np.stack([IMAGE.sample() for _ in range(32)])
-    overrides = [*SMALL_CNN, *(["agent.policy_delay=1"] if name == "td3" else [])]
-    before = learner_threads()
-    for num_threads in (1, 2):
-        agent, _, _ = build(config_of(name, *overrides), action, IMAGE, num_threads=num_threads)
-        nets = agent.modules()
-        observations = torch.from_numpy(nets["policy"].layout(images))
-        batch = replace(made_up(action), observation=observations[:16], next_observation=observations[16:])
-        errors = agent.update(batch)
-        threads = learner_threads() - before
-        assert bool(threads) == (num_threads > 1)
-        weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]
-        gradients.append([errors, *(weight.grad for weight in weights)])
-        agent.close()
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 def test_two_threads_in_large_products_are_exact_and_set_back() -> None:
@@ -387,17 +330,6 @@ def test_agents_learn_from_discrete_observations(name: str) -> None:
     agent, clock, _ = build(config_of(name), BOX, gym.spaces.Discrete(5))
     assert play(agent, clock, Doors(gym.spaces.Discrete(5), 4), 15) == 20
     assert np.isfinite(agent.metrics()["grad_norm_critic"])
-
-
-def test_first_actions_are_random_or_from_the_policy() -> None:
-    observation = np.zeros((4, 3), np.float32)
-    random, _, streams = build(config_of("td3"))
-    before = streams.numpy("policy").bit_generator.state
-    random.act(Observation(observation))
-    assert streams.numpy("policy").bit_generator.state != before
-    by_policy, _, _ = build(config_of("td3", "agent.warmup_actions=policy", "agent.noise.std=0.0"))
-    best = by_policy.evaluation_action(Observation(observation), np.random.default_rng(0))
-    np.testing.assert_array_equal(by_policy.act(Observation(observation)), best)
 
 
 def test_non_finite_loss_raises_an_error_with_its_term() -> None:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Chain, minibatches
+from dqn_cases import Chain, minibatches, play
 from numpy.typing import NDArray
-from on_policy_cases import (
-    Recorded,
-    assert_continues_exactly,
-    build,
-    noise,
-    play,
-)
+from on_policy_cases import Recorded, build, noise
 
 from labrl.agents.agent import Observation
 from labrl.agents.parts.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
@@ -109,13 +102,6 @@ def test_action_after_an_update_was_chosen_before_it() -> None:
     chosen = agent.state_dict()["next_action"].copy()
     np.testing.assert_array_equal(agent.act(Observation(noise().observation)), chosen)
     assert agent.state_dict()["next_action"] is None
-
-
-@pytest.mark.parametrize("steps", [3, 4, 9])
-@pytest.mark.parametrize("expected", [False, True])
-def test_restored_agent_continues_exactly(steps: int, expected: bool) -> None:
-    make: Any = lambda: build("sarsa", "agent.horizon=4", f"agent.expected={expected}", SMALL)  # noqa: E731
-    assert_continues_exactly(make, noise(), steps)
 
 
 def test_exploration_gives_the_probabilities_of_its_actions() -> None:

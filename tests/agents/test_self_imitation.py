@@ -8,18 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise, memories
-from on_policy_cases import (
-    DISCRETE,
-    VECTOR,
-    Recorded,
-    assert_continues_exactly,
-    build,
-    config_of,
-    network_of,
-    noise,
-    play,
-)
+from dqn_cases import Noise, memories, play
+from on_policy_cases import DISCRETE, VECTOR, Recorded, build, config_of, network_of, noise
 from refusals import refused
 
 from labrl.agents.parts.self_imitation import imitation_losses
@@ -150,20 +140,6 @@ def test_agent_with_self_imitation_repeats_a_rare_success(name: str) -> None:
         opened.append(np.mean(world.paid[-100:]))
     assert opened[0] < 0.1
     assert opened[1] > 0.9
-
-
-@pytest.mark.parametrize("steps", [3, 16, 33])
-@pytest.mark.parametrize(
-    "agent",
-    [
-        ("sil_a2c",),
-        ("sil_ppo", *PPO),
-        ("reinforce", "agent.baseline=value", "agent.value_coef=0.5", "agent/self_imitation=replay"),
-    ],
-    ids=lambda overrides: overrides[0],
-)
-def test_restored_agent_continues_exactly(agent: tuple[str, ...], steps: int) -> None:
-    assert_continues_exactly(lambda: build(*agent, *OVERRIDES), noise(), steps)
 
 
 def test_stacked_images_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labrl.analysis.search import Parameter, best_so_far, importances, read_search
+from labrl.analysis.search_result import importances, read_search
 
 SPACE = {
     "agent.lr": {
@@ -55,20 +55,6 @@ def test_only_complete_trials_are_ranked_by_value() -> None:
     assert search.trials[0].intermediate == {100: 1.0}
 
 
-def test_best_so_far_is_monotonic_and_ignores_failed_trials() -> None:
-    values = [3.0, math.nan, 1.0, 4.0]
-    assert np.array_equal(best_so_far(values, maximize=True), [3.0, 3.0, 3.0, 4.0])
-    assert np.array_equal(best_so_far(values, maximize=False), [3.0, 3.0, 1.0, 1.0])
-
-
-def test_place_of_a_value_is_on_the_scale_of_the_search() -> None:
-    lr, kind = (Parameter.of(key, one) for key, one in SPACE.items())
-    assert math.isclose(lr.place(1e-3), -3.0)
-    assert math.isclose(lr.share(1e-3), 0.5)
-    assert (kind.place("b"), kind.share("a")) == (1.0, 0.0)
-    assert math.isnan(kind.place("no choice"))
-
-
 def test_key_that_determines_the_value_is_most_important() -> None:
     rng = np.random.default_rng(0)
     trials = [
@@ -78,7 +64,7 @@ def test_key_that_determines_the_value_is_most_important() -> None:
     trials = [{**one, "values": [one["values"][0] + 0.01 * rng.normal()]} for one in trials]
     search = read_search(info(*trials))
     assert search is not None
-    found = importances(search).shares
+    found = importances(search)
     assert next(iter(found)) == "agent.kind"
     assert math.isclose(sum(found.values()), 1.0)
 
@@ -94,7 +80,7 @@ def test_keys_of_equal_importance_are_in_the_order_of_their_names() -> None:
     facts["search"]["space"] = {key: SPACE["agent.lr"] for key in trials[0]["params"] if key != "agent.kind"}
     search = read_search(facts)
     assert search is not None
-    assert list(importances(search).shares) == ["agent.a", "agent.b", "agent.c", "agent.d", "agent.lr"]
+    assert list(importances(search)) == ["agent.a", "agent.b", "agent.c", "agent.d", "agent.lr"]
 
 
 def test_importances_are_empty_for_few_or_equal_trials() -> None:
@@ -102,4 +88,4 @@ def test_importances_are_empty_for_few_or_equal_trials() -> None:
     for trials in (few, [trial(n, 1e-3, "a", 1.0) for n in range(20)]):
         search = read_search(info(*trials))
         assert search is not None
-        assert importances(search).shares == {}
+        assert importances(search) == {}

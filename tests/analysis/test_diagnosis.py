@@ -19,7 +19,7 @@ from labrl.analysis.diagnosis import RULES, Evidence, diagnose, diagnose_run
 from labrl.analysis.report.build import build
 from labrl.cli import list_runs
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.errors import DONE, WRONG_INPUT
+from labrl.errors import DONE
 from labrl.run.find import load_run
 
 ROWS = 20
@@ -119,23 +119,6 @@ def test_every_sign_is_tested() -> None:
     assert set(BAD) == {rule.name for rule in RULES}
 
 
-def test_large_gradients_alone_say_nothing_of_the_observations() -> None:
-    """A rule blamed large observations, although no row shows how large they are."""
-    rows = {**healthy(), "grad_norm": np.full(ROWS, 90.0)}
-    assert names(rows) == ["gradient always clipped"]
-    assert names(rows, agent__max_grad_norm=None) == []
-
-
-def test_actions_at_the_bounds_are_answered_with_actions_scaled_to_the_bounds() -> None:
-    rows = {**healthy(), **GAUSSIAN}
-    (sign,) = diagnose(evidence(rows, agent__action_bounds=None))
-    assert sign.overrides[0] == "agent.action_bounds=rescale"
-    (sign,) = diagnose(evidence(rows, agent__action_bounds="clip"))
-    assert sign.overrides[0] == "agent.action_bounds=rescale"
-    (sign,) = diagnose(evidence(rows, agent__action_bounds="rescale"))
-    assert "agent.action_bounds=rescale" not in sign.overrides
-
-
 def test_other_forms_of_a_sign_are_found() -> None:
     clipped = np.where(FRAMES < 6000, 0.6, 0.0)
     assert names({**healthy(), "clip_fraction": clipped}) == ["policy steps too large"]
@@ -166,23 +149,6 @@ def test_solved_run_shows_no_sign() -> None:
     assert names(rows, solved=600.0) == ["entropy gone early", "policy steps too large"]
 
 
-def test_overrides_are_for_keys_that_the_run_has() -> None:
-    rows = {**healthy(), "kl": np.full(ROWS, 2.0)}
-
-    def overrides(**config: Any) -> tuple[str, ...]:
-        (sign,) = diagnose(evidence(rows, **config))
-        return sign.overrides
-
-    assert overrides() == ("agent.lr=0.0001",)
-    schedule = {"kind": "linear", "start": 0.3, "end": 0.0}
-    assert overrides(agent__lr=schedule, agent__epochs=8, agent__target_kl=None) == (
-        "agent.lr=0.03",
-        "agent.epochs=4",
-        "agent.target_kl=0.02",
-    )
-    assert overrides(agent__target_kl=0.02) == ("agent.lr=0.0001",)
-
-
 def test_command_and_report_show_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frames = [int(frame) for frame in FRAMES]
     columns = {"entropy": half(0.6, 0.001).tolist(), "action_top_share": [0.6] * ROWS}
@@ -207,11 +173,6 @@ def test_command_and_report_show_what_was_seen(tmp_path: Path, capsys: pytest.Ca
     assert page.table("diagnosis")[1][0] == "entropy gone early"
     build(tmp_path / "good")
     assert "diagnosis" not in ReportPage(tmp_path / "good" / "report.html").sections
-
-
-def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list_runs(["--diagnose", str(tmp_path / "nothing")]) == WRONG_INPUT
-    assert "nothing" in capsys.readouterr().err
 
 
 def test_table_of_the_docs_has_every_sign() -> None:

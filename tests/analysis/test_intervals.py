@@ -10,7 +10,7 @@ import pytest
 import rliable_numbers
 
 from labrl.analysis import intervals
-from labrl.analysis.intervals import align_curves, common_grid, interpolate_on
+from labrl.analysis.intervals import align_curves, common_grid
 
 CASES = rliable_numbers.arrays()
 RLIABLE = json.loads(rliable_numbers.NUMBERS.read_text())
@@ -57,10 +57,6 @@ def test_interquartile_mean_leaves_out_a_quarter_on_each_side() -> None:
     assert value("iqm", [[0, 1, 2, 3], [4, 5, 6, 70]]) == np.mean([2, 3, 4, 5])
 
 
-def test_optimality_gap_of_scores_above_the_target_is_zero() -> None:
-    assert value("optimality_gap", np.array([0.5, 3.0]), target=1.0) == 0.25
-
-
 def test_tasks_with_different_numbers_of_runs_have_equal_weight() -> None:
     assert value("mean", [[1, 1, 1, 1], [3]]) == 2
     assert value("median", [[1, 2, 3], [10], [20, 20]]) == 10
@@ -93,17 +89,6 @@ def test_task_without_runs_or_with_nan_is_refused() -> None:
     for scores in ([], [[]], [[1.0, float("nan")]], np.empty((0, 3))):
         with pytest.raises(ValueError, match=r"\bscores\b"):
             intervals.aggregates(scores)
-
-
-def test_interval_covers_the_true_value_about_as_often_as_stated() -> None:
-    generator = np.random.default_rng(0)
-    inside = 0
-    for _ in range(100):
-        estimate = intervals.aggregates(generator.normal(size=20))["mean"]
-        assert estimate.low is not None
-        assert estimate.high is not None
-        inside += estimate.low <= 0 <= estimate.high
-    assert 86 <= inside <= 99
 
 
 @pytest.mark.parametrize("runs", range(3, 10))
@@ -169,35 +154,12 @@ def test_point_of_a_curve_is_the_statistic_of_the_runs_that_reach_it(statistic: 
     assert (band.value[1:] < band.high[1:]).all()
 
 
-def test_curve_without_any_run_is_nan() -> None:
-    band = intervals.curve(np.full((2, 3), np.nan))
-    assert np.isnan(band.value).all()
-    assert band.count.tolist() == [0, 0, 0]
-
-
-def test_curves_with_equal_frames_are_unchanged() -> None:
-    frames = np.array([10.0, 20, 30])
-    grid, values = align_curves([frames, frames], [np.array([1.0, 2, 3]), np.array([4.0, 5, 6])])
-    assert grid.tolist() == [10, 20, 30]
-    assert values.tolist() == [[1, 2, 3], [4, 5, 6]]
-
-
 def test_curves_are_interpolated_linearly_and_never_extrapolated() -> None:
     grid, values = align_curves(
         [np.array([10.0, 30]), np.array([20.0, 40])], [np.array([1.0, 3]), np.array([10.0, 20])]
     )
     assert grid.tolist() == [10, 20, 30, 40]
     np.testing.assert_array_equal(values, [[1, 2, 3, np.nan], [np.nan, 10, 15, 20]])
-
-
-def test_row_without_a_return_is_ignored() -> None:
-    nan = float("nan")
-    assert interpolate_on(np.array([1.0, 2, 3]), np.array([1.0, 2, 3]), np.array([1.0, nan, 3])).tolist() == [
-        1,
-        2,
-        3,
-    ]
-    assert np.isnan(interpolate_on(np.array([1.0]), np.array([1.0]), np.array([nan]))).all()
 
 
 def test_thinned_grid_keeps_its_ends() -> None:

@@ -60,14 +60,6 @@ def test_rows_are_raw_numbers_and_compare_each_group_with_the_best() -> None:
     assert [line.partition(":")[0] for line in legend(ROWS)] == ["[low, high]", "P(better)"]
 
 
-def test_pair_in_the_opposite_order_is_inverted() -> None:
-    reversed_pair = comparison("a", "b")
-    reversed_pair["envs"][0]["groups"].reverse()
-    reversed_pair["envs"][0]["improvement"] = [{"x": "b", "y": "a", "value": 0.75, "low": 0.5, "high": 1.0}]
-    row = next(row for row in comparison_rows(reversed_pair).to_dicts() if row["group"] == "a")
-    assert (row["improvement"], row["improvement_low"], row["improvement_high"]) == (0.25, 0.0, 0.5)
-
-
 def test_csv_has_a_column_for_each_number_and_can_be_read_back() -> None:
     first, second = csv.DictReader(io.StringIO(as_csv(comparison_rows(comparison('a,"b"\n', "b")))))
     assert (first["group"], first["final_return_high"], first["rival"]) == ('a,"b"\n', "101.25", "b")
@@ -102,12 +94,6 @@ def test_markdown_shows_names_as_they_are(name: str) -> None:
     cells = [part for part in MarkdownIt().enable(["table", "strikethrough"]).parse(table) if part.content]
     shown = cells[len(table.partition("\n")[0].split(" | ")) + 1].children
     assert [(part.type, part.content) for part in shown or []] == [("text", f"ppo {name}".strip())]
-
-
-def test_comparison_without_rows_gives_no_table() -> None:
-    nothing = comparison_rows({"envs": []})
-    assert (as_markdown(nothing), legend(nothing)) == ("", [])
-    assert as_csv(nothing) == "\n"
 
 
 def test_inverted_probability_of_improvement_equals_that_of_swapped_groups() -> None:

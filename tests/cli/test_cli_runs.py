@@ -17,7 +17,6 @@ import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.trial.find import choices
 from labrl.trial.train import high_rates, ignores_precision
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
@@ -28,42 +27,6 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 def files() -> list[Path]:
     return [path for path in Path("runs").rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["env=ponk"],
-        ["agent.lrr=1"],
-        ["agent.lr=[1,"],
-        ["seed=1,2"],
-        ["env.num_envs=0"],
-        ["env=gymnasium"],
-        ["env=gymnasium", "env.id=../x"],
-        ["env=atari"],
-        ["agent.batch_size=100"],
-        ["env.max_frame=10"],
-        ["meta.max_session=1000000"],
-        ["agent=dqn", "agent.memory.capacity=1e15"],  # detected only when the replay buffer is built
-        ["+callbacks.mine._target_=pathlib.Path"],
-        ["transforms.reward={_target_: builtins.dict}"],
-        ["hydra/launcher=slrm"],
-        ["--config-dir", "nowhere"],
-        ["--no-such-flag"],
-        ["start_from.checkpoint=3"],
-        ["-m", "seed=1,2", "start_from.session=0"],
-    ],
-    ids=str,
-)
-def test_wrong_input_exits_with_2_and_writes_nothing(
-    overrides: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(overrides) == WRONG_INPUT
-    output = capsys.readouterr().err
-    assert "labrl: " in output
-    assert "Traceback" not in output
-    assert files() == []
-    assert not list(Path().glob("runs/*"))
 
 
 def test_sessions_that_do_not_fit_into_memory_are_rejected(
@@ -86,14 +49,8 @@ def test_hydra_full_error_shows_the_traceback(
     assert main(["env=ponk"]) == WRONG_INPUT
     output = capsys.readouterr().err
     assert "Traceback" in output
-    assert "env=pong " in output
+    assert "env=pong?" in output
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
-
-
-def test_main_does_not_change_environment_variables() -> None:
-    before = dict(os.environ)
-    main(["env=ponk"])
-    assert dict(os.environ) == before
 
 
 def test_run_folder_is_named_by_time_agent_env_and_unique_suffix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,13 +64,6 @@ def test_run_folder_is_named_by_time_agent_env_and_unique_suffix(capsys: pytest.
         assert not (folder / ".hydra").exists()
         assert not list(folder.glob("*.log"))
         assert f"run folder: {folder.resolve()}" in output
-
-
-def test_slash_in_an_environment_name_makes_no_subfolder(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["env=gymnasium", "env.id=CartPole-v1", "env.name=My/Cart Pole", *QUICK]
-    assert main(overrides) == 0
-    (folder,) = Path("runs").iterdir()
-    assert "_random_My-Cart-Pole_" in folder.name
 
 
 def test_folder_of_another_run_is_rejected_and_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,13 +87,6 @@ def test_existing_files_are_not_overwritten(existing: str, capsys: pytest.Captur
     assert file.read_text() == "precious"
 
 
-@pytest.mark.parametrize("overrides", [["hydra.run.dir="], ["-m", "seed=1,2", "hydra.sweep.dir="]], ids=str)
-def test_empty_folder_name_is_rejected(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK, *overrides]) == WRONG_INPUT
-    assert overrides[-1][:-1] in capsys.readouterr().err
-    assert not list(Path().glob("*.json"))
-
-
 def test_output_folder_that_cannot_be_created_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("in the way")
     assert main([*QUICK, "hydra.run.dir=file/run"]) == WRONG_INPUT
@@ -164,52 +107,6 @@ def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
     assert "_experiment_" in experiment.name
     assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_dqn_cartpole"]
     assert "nature_cnn" in capsys.readouterr().err
-
-
-def test_wrong_value_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK, ONE_PROCESS, "env.num_envs=0,2"]) == WRONG_INPUT
-    assert "env.num_envs=0" in capsys.readouterr().err
-    assert not files()
-
-
-def test_each_trial_of_an_experiment_has_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK[:-1], ONE_PROCESS, "seed=1,2"]) == 0
-    (experiment,) = Path("runs").iterdir()
-    trials = sorted(folder.name for folder in experiment.iterdir() if folder.is_dir())
-    assert trials == ["0_random_cartpole", "1_random_cartpole"]
-
-
-def test_misspelt_option_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK, "env=pong,ponk"]) == WRONG_INPUT
-    assert "env=pong " in capsys.readouterr().err
-    assert not [path for path in files() if path.name == "run.json"]
-
-
-def test_train_returns_results_twice_in_one_process() -> None:
-    first, second = labrl.train(QUICK), labrl.train(QUICK)
-    assert first.exit_code == second.exit_code == 0
-    assert first.folder != second.folder
-    assert first.seed == 1
-    assert (first.folder / "config.yaml").exists()
-
-
-@pytest.mark.parametrize("overrides", ["env=pong", [1]])
-def test_train_rejects_anything_but_a_list_of_strings(overrides: Any) -> None:
-    with pytest.raises(InputError) as refused:
-        labrl.train(overrides)
-    assert (refused.value.code, refused.value.exit_code) == ("usage", WRONG_INPUT)
-
-
-def test_train_raises_input_error_before_writing_files() -> None:
-    with pytest.raises(InputError) as refused:
-        labrl.train(["agent.lrr=1"])
-    assert (refused.value.code, refused.value.key) == ("unknown-key", "agent.lrr")
-    assert "agent.lr?" in str(refused.value)
-    assert not Path("runs").exists()
-
-
-def test_choices_ignore_overrides_that_do_not_identify_a_run() -> None:
-    assert choices(["wandb=disabled", "search=ppo", "env=pong", "agent.lr=1"]) == {"env": "pong"}
 
 
 class CallsBack(gym.Env):

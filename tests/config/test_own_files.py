@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from labrl.cli import main
 from labrl.config import config_folder
@@ -68,11 +69,6 @@ def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert "position 6" in str(error)
 
 
-def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
-    error = refusal([], tmp_path / "nowhere")
-    assert (error.code, error.key) == ("not-found", "--config-dir")
-
-
 def test_error_for_a_key_in_a_users_preset_names_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,3 +125,32 @@ def test_sweeper_of_a_file_holds(tmp_path: Path) -> None:
     assert hydra_options(["experiment=more", "hydra/sweeper=grid"], str(tmp_path)) == []
     overrides = ["experiment=tuned", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "seed=0,1"]
     assert compose_first(overrides, str(tmp_path)).hydra.sweeper.n_trials == 3
+
+
+def test_options_that_extend_each_other_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    for name, other in (("one", "two"), ("two", "one")):
+        (tmp_path / "env" / f"{name}.yaml").write_text(f"defaults: [{other}]\n")
+    with refused(None, "env"):
+        compose(["env=one"], tmp_path)
+
+
+def test_component_in_a_users_file_needs_every_key(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "mine.yaml").write_text("_target_: labrl.agents.random.RandomAgent\n")
+    assert resolve(compose(["agent=mine"], tmp_path)).agent.target.endswith("RandomAgent")
+    (tmp_path / "agent" / "optimizer").mkdir()
+    (tmp_path / "agent" / "optimizer" / "mine.yaml").write_text("_target_: labrl.learning.optimizers.Adam\n")
+    with pytest.raises(InputError) as caught:
+        resolve(compose(["agent/optimizer=mine"], tmp_path))
+    assert ("missing", "agent.optimizer.eps") in {(one.code, one.key) for one in caught.value.mistakes}
+
+
+def test_experiment_files_of_a_user_are_suggested(tmp_path: Path) -> None:
+    for name in ("experiment/best", "mine/deep/one"):
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text("# @package _global_\nseed: 1\n")
+    for override, meant in {"experiment=bets": "experiment=best", "+mine=deep/on": "mine=deep/one"}.items():
+        with refused("unknown-option", override.lstrip("+").partition("=")[0], f"Did you mean {meant}?"):
+            compose([override], tmp_path)

@@ -10,7 +10,7 @@ from refusals import refused
 import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
-from labrl.errors import FAILED, WRONG_INPUT, InputError
+from labrl.errors import FAILED, WRONG_INPUT
 
 OWN = ["env=gymnasium", "env.import_module=own_parts"]
 RAISES = "{_target_: own_parts.Raises}"
@@ -117,21 +117,6 @@ def test_memory_mapped_buffer_larger_than_the_disk_leaves_no_run_folder(tmp_path
     with refused("resources", "agent.memory.capacity"):
         labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("override", "meant"),
-    [
-        ("agent.memory=prioritized", "agent/memory=prioritized"),
-        ("agent.network=mlp", "agent/network=mlp"),
-        ("agent.network.torso=mlp", "agent/network=mlp"),
-        ("agent.memory=nonsense", None),
-    ],
-)
-def test_group_option_set_as_a_key_is_suggested_with_a_slash(override: str, meant: str | None) -> None:
-    with pytest.raises(InputError) as error:
-        resolve(compose(["agent=dqn", "env=cartpole", override]))
-    assert ((meant or override.replace(".", "/", 1)) in str(error.value)) == (meant is not None)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa"])

@@ -6,10 +6,8 @@ The session folders are written by the tests; test_wandb_runs.py has tests with 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +104,6 @@ def test_rows_of_both_tables_are_merged_with_the_frame_as_step(tmp_path: Path) -
     assert found.metrics == {"frame": "", "train/*": "frame", "eval/*": "frame"}
 
 
-def test_rows_after_the_newest_checkpoint_are_not_sent(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "run")
-    sender = trial.send_to_wandb()
-    trial.play(100, 200, 300)
-    sender.update()
-    trial.save(200)
-    sender.update()
-    kill(sender)
-    assert trial.steps == [[100, 200]]
-
-
 def test_rows_after_an_unfinished_evaluation_are_not_sent(tmp_path: Path) -> None:
     """W&B would reject the row of the evaluation, because the steps of a run must increase."""
     trial = Trial(tmp_path / "run", "meta.rigorous_eval=1", "meta.async_eval=true")
@@ -152,17 +139,9 @@ def test_wandb_run_has_its_configuration_provenance_and_result(tmp_path: Path) -
     assert found.config["agent"]["clip_range"]
     assert found.config["seed"] == 3
     assert found.config["experiment"] == "experiment"
-    assert {"git", "packages", "machine", "command", "overrides"} <= set(found.config["provenance"])
+    assert {"git", "machine", "command", "overrides"} <= set(found.config["provenance"])
     expected = {"final_return": 12.5, "best_return": 20.0, "status": "failed", "error": "loss is nan"}
     assert expected.items() <= found.summary.items()
-
-
-def test_name_and_group_can_be_configured(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "run", "wandb.name=mine", "wandb.group=ours", "meta.max_session=2")
-    trial.end()
-    finish(trial.send_to_wandb())
-    (log,) = logs(trial.session.path)
-    assert (read_log(log).run.display_name, read_log(log).run.run_group) == ("mine_0", "ours")
 
 
 def test_artifacts_are_the_best_model_the_videos_and_the_report(tmp_path: Path) -> None:
@@ -198,29 +177,6 @@ def test_videos_are_media_that_the_page_plays(tmp_path: Path) -> None:
     for name in ("best", "last"):
         assert row[f"videos/{name}/_type"] == "video-file"
         assert (log.parent / "files" / row[f"videos/{name}/path"]).read_bytes() == b"video"
-
-
-def test_rows_have_the_times_at_which_they_were_made(tmp_path: Path) -> None:
-    """The last row is as old as its file, and the others precede it by their time of training."""
-    trial = Trial(tmp_path / "run")
-    for frame, wall in ((100, 10.0), (200, 20.0), (300, 30.0), (400, 45.0)):
-        CsvTable(trial.session.train_csv).append({"frame": frame, "wall": wall})
-    last = datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp()
-    os.utime(trial.session.train_csv, (last, last))
-    trial.save(400)
-    trial.end()
-    finish(trial.send_to_wandb())
-    (log,) = logs(trial.session.path)
-    times = [row["_timestamp"] for row in read_log(log).rows]
-    assert times == pytest.approx([last - 35, last - 25, last - 15, last], abs=0.01)
-
-
-def test_no_artifacts_are_sent_by_default(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "run")
-    trial.end()
-    finish(trial.send_to_wandb())
-    (log,) = logs(trial.session.path)
-    assert read_log(log).artifacts == {}
 
 
 def test_log_that_was_not_synced_is_rewritten_by_a_resume(tmp_path: Path) -> None:

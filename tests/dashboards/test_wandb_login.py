@@ -10,7 +10,7 @@ import pytest
 from options import options
 
 from labrl.config.compose import compose, resolve
-from labrl.dashboards.sender import has_login, is_sent, shown_on_wandb
+from labrl.dashboards.sender import has_login, resolve_mode, shown_on_wandb
 from labrl.errors import InputError
 from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
@@ -26,8 +26,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mode(**changes: str) -> str:
     """Return how a run with these changes of the configuration is sent."""
-    sends, line = is_sent(options("wandb", **changes))
-    return "disabled" if not sends else "offline" if line and "offline" in line else "online"
+    return resolve_mode(options("wandb", **changes))[0]
 
 
 def test_auto_is_off_without_a_login_and_online_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +45,25 @@ def test_auto_follows_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str,
     assert mode() == expected
 
 
+@pytest.mark.parametrize("place", [".config/wandb", "wandb"])
+@pytest.mark.parametrize("own", ["offline", "disabled"])
+def test_auto_follows_the_settings_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, own: str
+) -> None:
+    """Regression test: a run that W&B's settings disabled was announced as online."""
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "settings").write_text(f"[default]\nmode = {own}\n")
+    assert mode() == own
+    (tmp_path / place / "settings").write_text("mode")
+    assert mode() == "online"
+
+
 def test_configured_mode_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", "online")
     assert mode(mode="offline") == "offline"
-    assert is_sent(options("wandb", mode="disabled")) == (False, None)
+    assert resolve_mode(options("wandb", mode="disabled")) == ("disabled", None)
 
 
 def test_login_is_an_api_key_for_the_server_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +109,6 @@ def test_looking_for_a_login_does_not_import_wandb_or_torch() -> None:
 
     code = "import sys, labrl.dashboards.sender; sys.exit('wandb' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-@pytest.mark.parametrize("option", ["auto", "online", "offline", "disabled"])
-def test_each_option_of_the_group_sets_its_mode(option: str) -> None:
-    assert resolve(compose([f"wandb={option}", "wandb.project=x"])).wandb.mode == option
 
 
 @pytest.mark.parametrize(

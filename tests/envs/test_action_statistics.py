@@ -71,16 +71,6 @@ def test_real_valued_actions_have_moments_and_the_share_near_a_bound() -> None:
     assert found["action_bound_share"] == 4 / 8
 
 
-def test_one_component_and_many_have_one_column_for_each_moment() -> None:
-    names = ["action_mean", "action_std", "action_bound_share"]
-    one = shares(gym.spaces.Box(-1, 1, (), np.float32), [0.5, 1.0])
-    assert one == dict(zip(names, [0.75, 0.25, 0.5], strict=True))
-    rows = np.random.default_rng(0).normal(size=(3, 5, 6, 7)).astype(np.float32)
-    many = shares(gym.spaces.Box(-9, 9, (6, 7), np.float32), *rows)
-    assert list(many) == names
-    assert many["action_std"] == pytest.approx(rows.reshape(15, 42).std(0).mean(), rel=1e-6)
-
-
 def test_bounds_that_are_infinite_or_equal_are_never_reached() -> None:
     low, high = np.array([-np.inf, 3, 0], np.float32), np.array([np.inf, 3, np.inf], np.float32)
     assert shares(gym.spaces.Box(low, high), [[1e9, 3, 0]], [[0, 3, 1e-6]])["action_bound_share"] == 1 / 4
@@ -132,14 +122,3 @@ def test_training_rows_have_the_columns_for_every_agent(agent: str, tmp_path: Pa
     assert left + right == pytest.approx(1)
     assert 0 < left < 1
     assert float(last["action_top_share"]) == max(left, right)
-
-
-@pytest.mark.parametrize("agent", ["sac", "td3", "ppo", "random"])
-def test_training_rows_have_the_moments_for_every_agent(agent: str, tmp_path: Path) -> None:
-    overrides = [*small(agent, "pendulum"), "env.max_frame=200", f"hydra.run.dir={tmp_path / 'run'}"]
-    run = labrl.train(overrides)
-    with (run.folder / "session_0" / "train.csv").open() as file:
-        last = {name: float(value) for name, value in list(csv.DictReader(file))[-1].items() if value}
-    assert -2 < last["action_mean"] < 2
-    assert 0 < last["action_std"] < 2
-    assert 0 <= last["action_bound_share"] < 1

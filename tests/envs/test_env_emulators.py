@@ -119,16 +119,6 @@ def test_prepared_episode_is_used_only_for_its_own_seed() -> None:
     emulators.close()
 
 
-def test_episode_is_not_prepared_twice() -> None:
-    resets: list[int] = []
-    emulators = separate_emulators(1, 2, resets)
-    for seed in (7, 7, 8):
-        emulators.prepare(0, seed)
-    first, _ = emulators.reset(np.array([True]), np.array([8]))
-    emulators.close()
-    assert (first[:, 0].tolist(), resets) == ([8], [0, 7, 8])
-
-
 def test_second_episodes_are_prepared_one_per_step_unless_a_run_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -78,15 +78,6 @@ def overrides(log: Path, folder: Path, *more: str) -> list[str]:
 @pytest.mark.extended
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("masked", [False, True])
-def test_trial_creates_one_more_environment_for_its_videos(masked: bool, log: Path, tmp_path: Path) -> None:
-    run = labrl.train(overrides(log, tmp_path / "run", f"+env.make.masked={str(masked).lower()}")).folder
-    assert len(list((run / "session_0" / "videos").iterdir())) == 2
-    assert count(log, "made") == count(log, "closed") == 1 + NUM_ENVS + 1
-
-
-@pytest.mark.extended
-@pytest.mark.uses_videos
-@pytest.mark.parametrize("masked", [False, True])
 def test_without_check_one_environment_exists_besides_those_of_the_run(
     masked: bool, log: Path, tmp_path: Path
 ) -> None:
@@ -136,13 +127,6 @@ def test_known_properties_do_not_create_an_environment_again(log: Path) -> None:
     for _ in range(2):
         make_env(env, seed=0, num_threads=1, num_envs=NUM_ENVS).close()
     assert count(log, "made") == count(log, "closed") == COMPARED + 2 * NUM_ENVS
-
-
-def test_used_environment_is_not_reused_if_history_dependent(log: Path) -> None:
-    component = own_env(CountedRemembers, {"log": str(log)}, fresh_env_per_episode=False)
-    env = make_env(component, seed=0, num_threads=1, num_envs=2)
-    assert env.reset()[:, 0].tolist() == [0, 0]
-    assert count(log, "made") == 3
 
 
 class CountedBits(BitFlip):

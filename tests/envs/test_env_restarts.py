@@ -16,7 +16,6 @@ from refusals import refused
 
 import labrl
 from labrl.component import Component
-from labrl.config.compose import compose, resolve
 from labrl.envs.make import make_env
 from labrl.envs.workers import EnvironmentLostError
 
@@ -137,8 +136,3 @@ def test_rows_equal_those_of_a_run_without_the_failure(how: str, tmp_path: Path)
     assert found == []
     log = (tmp_path / "failing" / "session_0" / "session.log").read_text()
     assert log.count("env.restarts") == 1
-
-
-def test_negative_number_of_restarts_is_refused() -> None:
-    with refused("range", "env.restarts"):
-        resolve(compose(["env=pendulum", "env.restarts=-1"]))

@@ -19,7 +19,6 @@ from env_cases import (
 )
 from refusals import refused
 
-from labrl.config.compose import compose, resolve
 from labrl.envs.description import description_of
 from labrl.envs.make import describe, make_env
 
@@ -122,21 +121,6 @@ def test_wrong_wrapper_is_refused_before_the_run(target: str, code: Any, key: st
     with refused(code, key, named) as error:
         describe(component)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "code", "key"),
-    [
-        ("env.wrappers=[{_target_: gymnasium.wrappers.FrameStack}]", "target", TARGET),
-        ("env.wrappers=[{_target_: gymnasium.wrappers.TimeLimit, steps: 3}]", "unknown-key", None),
-        ("env.wrappers=[gymnasium.wrappers.TimeLimit]", "type", "env.wrappers[0]"),
-        ("env.wrappers={_target_: gymnasium.wrappers.TimeLimit}", "type", "env.wrappers"),
-        ("env.reset_options=3", "type", "env.reset_options"),
-    ],
-)
-def test_wrong_value_is_refused_with_its_key(override: str, code: Any, key: str | None) -> None:
-    with refused(code, key or "env.wrappers[0].steps"):
-        resolve(compose(["env=pendulum", override]))
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -17,18 +17,17 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import OVERRIDES, study
 
-import labrl.session.callbacks.search
-from labrl.analysis.formats import score
+import labrl.session.callbacks.pruning
 from labrl.analysis.listing import best_trial, ranked_trials
-from labrl.analysis.search import SearchResult
+from labrl.analysis.search_result import SearchResult
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.search import confirmed
+from labrl.experiment.search.confirmation import confirmed
 from labrl.experiment.search.study import Study
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.lock import FolderLock
 from labrl.run.run import Run
-from labrl.session.callbacks.search import ReportToSearch, write_answer
+from labrl.session.callbacks.pruning import ReportToSearch, write_answer
 from labrl.trial import reporting
 
 pytestmark = pytest.mark.extended
@@ -99,30 +98,6 @@ def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(
         assert frame < 1024
         assert CheckpointStore(session.checkpoints, keep_last=1).frames()[0] == frame
         assert json.loads(session.result_json.read_text())["status"] == "pruned"
-
-
-def test_share_of_frames_for_the_confirmation_is_printed_before_the_search_starts(
-    searched: tuple[Path, int], output: io.StringIO
-) -> None:
-    before = output.getvalue().partition("trial 0")[0]
-    searching, confirming = 6 * 1024, (2 + 1) * 1024
-    assert all(text in before for text in (f"{searching:,}", f"{confirming:,}", "33%"))
-
-
-def test_line_of_a_pruned_trial_compares_it_with_the_best_at_the_same_frame(
-    info: dict[str, Any], output: io.StringIO
-) -> None:
-    best = None
-    for trial in info["trials"]:
-        line = next(line for line in output.getvalue().splitlines() if f"] trial {trial['number']}:" in line)
-        if trial["state"] == "pruned" and best is not None:
-            frame, value = trial["intermediate"][-1]
-            there = next(reported for at, reported in best["intermediate"] if at >= frame)
-            told = [score(number, 1) for number in (value, best["values"][0], there)]
-            assert [line.index(number) for number in told] == sorted(line.index(number) for number in told)
-        if trial["state"] == "complete" and (best is None or trial["values"] > best["values"]):
-            best = trial
-    assert best is not None
 
 
 def test_every_trial_records_what_is_needed_to_repeat_it(
@@ -286,15 +261,6 @@ def test_confirmation_run_counts_only_if_it_finished(tmp_path: Path) -> None:
     assert found["mean"] is None
 
 
-def test_search_of_one_trial_warns_that_it_searches_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A user gets such a search from `meta=fast_atari`, which sets meta.max_trial=1."""
-    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=1"]
-    assert main([*overrides, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra.launcher.n_jobs=1"]) == 0
-    assert "meta.max_trial=1" in capsys.readouterr().out
-
-
 def listening(folder: Path, stopping: bool = False) -> tuple[ReportToSearch, Any]:
     """Return the callback of a session in `folder`, which belongs to the search in `folder/home`, and the
     session."""
@@ -317,7 +283,7 @@ def test_session_waits_for_the_answer_to_its_own_evaluation(tmp_path: Path, stop
 def test_session_does_not_wait_for_a_search_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labrl.session.callbacks.search, "PATIENCE", 0.05)
+    monkeypatch.setattr(labrl.session.callbacks.pruning, "PATIENCE", 0.05)
     callback, session = listening(tmp_path)
     with FolderLock(tmp_path / "home"):
         late = threading.Timer(0.5, write_answer, (tmp_path, 100, True))

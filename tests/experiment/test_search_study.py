@@ -30,8 +30,8 @@ from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, InputError
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of, read_end, returns_of
+from labrl.experiment.search.confirmation import to_confirm
 from labrl.experiment.search.options import Confirm, start_of
-from labrl.experiment.search.search import to_confirm
 from labrl.experiment.search.space import Space
 from labrl.run.atomic import write_json
 from labrl.run.experiment import TrialRecord
@@ -243,6 +243,18 @@ def test_trial_of_a_silent_machine_is_told_as_failed_and_another_is_drawn(
     assert states(there) == ["FAIL", "COMPLETE"]
 
 
+def test_one_of_several_machines_confirms_the_best_trials(tmp_path: Path) -> None:
+    url = f"journal:///{tmp_path / 'shared'}"
+    machines = [study(tmp_path / name, url, total=1) for name in "abc"]
+    play(machines[1], tmp_path, next_of(machines[1]))
+    assert {one.confirming_machine() for one in machines} == {machines[0].machine}
+    machines[0].leave()
+    assert machines[1].confirming_machine() == machines[0].machine, "it has confirmed them"
+    more = study(tmp_path / "c", url, total=2)
+    play(more, tmp_path, next_of(more))
+    assert more.confirming_machine() == machines[1].machine, "the first one that is alive"
+
+
 def test_folder_of_a_killed_search_may_be_moved(tmp_path: Path) -> None:
     left = next_of(study(tmp_path / "before"))
     shutil.move(tmp_path / "before", tmp_path / "after")
@@ -429,19 +441,6 @@ def test_trial_that_was_refused_counts_by_its_present_end() -> None:
     assert exit_code_of([trial]) == DONE
 
 
-def test_grid_sampler_ends_the_study_with_its_last_combination(tmp_path: Path) -> None:
-    grid = {"_target_": "optuna.samplers.GridSampler", "_partial_": True, "seed": None}
-    space = Space.of({}, {}, ["x=choice(0.1, 0.2)", "y=choice(a, b)", "z=4"])
-    for _ in range(4):  # the study is restarted for each combination
-        tested = study(tmp_path, sampler=grid, space=space, total=50)
-        assert tested.total == 4
-        trial = next_of(tested)
-        write_eval(folder_of(tmp_path, trial), 40, 1.0)
-        tested.finish(trial.number, folder_of(tmp_path, trial))
-    assert tested.ask() is None
-    assert len({str(trial.params) for trial in tested.trials()}) == 4
-
-
 def test_number_of_trials_counts_all_commands_and_can_be_raised(tmp_path: Path) -> None:
     for _ in range(2):
         tested = study(tmp_path, total=2)
@@ -456,7 +455,7 @@ def test_number_of_trials_counts_all_commands_and_can_be_raised(tmp_path: Path) 
 
 def test_study_whose_choices_differ_is_refused(tmp_path: Path) -> None:
     next_of(study(tmp_path))
-    other = study(tmp_path, space=Space.of({}, {}, ["x=interval(0.0, 2.0)", "y=choice(a, z)"]))
+    other = study(tmp_path, space=Space.of({}, ["x=interval(0.0, 2.0)", "y=choice(a, z)"]))
     with pytest.raises(InputError) as refused:
         next_of(other)
     assert (refused.value.code, refused.value.key) == ("contradiction", "hydra.sweeper.study_name")

@@ -7,7 +7,6 @@ from typing import get_args
 
 import pytest
 import torch
-from on_policy_cases import assert_continues_exactly, build, noise
 from options import options
 from refusals import refused
 from torch import nn
@@ -92,17 +91,6 @@ def test_torch_optimizer_is_chosen_by_name(name: str) -> None:
         lambda parameters: TorchOptimizer(TorchOptimizerConfig(name=name, options=given), parameters, 0.5),
         lambda parameters: getattr(torch.optim, name)(parameters, lr=1.0, **given),
     )
-
-
-@pytest.mark.parametrize("steps", [3, 12])
-def test_restored_agent_takes_the_same_updates(steps: int) -> None:
-    overrides = (
-        "agent/optimizer=torch",
-        "agent.optimizer.name=NAdam",
-        "agent.value_lr=1e-3",
-        "agent.network.shared=false",
-    )
-    assert_continues_exactly(lambda: build("a2c", *overrides), noise(), steps)
 
 
 @pytest.mark.parametrize(

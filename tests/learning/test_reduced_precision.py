@@ -34,7 +34,6 @@ from labrl.networks.torso import NatureCNN, NatureCNNConfig
 from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("without_amx")
-BF16 = compute(2, torch.bfloat16)
 SPACE = gym.spaces.Box(0, 255, (4, 44, 36), np.uint8)
 ROWS = Rows(torch.from_numpy(np.random.default_rng(0).integers(0, 256, (36, 44, 36, 4), np.uint8)))
 IMAGES_OF_ROWS = ROWS.inputs.numpy()

@@ -11,13 +11,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from disk_limit import file_size_limit
-from options import component
 from refusals import damaged, refused
 from replay_cases import STACK, VECTOR, World, everything, load, prioritized, saved, uniform
 
-from labrl.component import Component
-from labrl.config.validate import dataclass_of
-from labrl.errors import Code, LabrlError
+from labrl.errors import LabrlError
 from labrl.memory import workspace
 from labrl.memory.replay import Replay
 from labrl.memory.workspace import memory_available
@@ -31,29 +28,6 @@ def add(memory: Replay, steps: int, seed: int = 0, space: gym.Space = STACK) -> 
     for observation, action, step in world.steps(steps):
         memory.add(observation, action, step)
     return world
-
-
-@pytest.mark.parametrize(
-    ("setting", "code", "key", "named"),
-    [
-        ({"capacity": 0}, "range", "capacity", ["1", "0"]),
-        ({"capacity": "many"}, "type", "capacity", ["many"]),
-        ({"storage": "disk"}, None, "storage", ["ram", "mmap", "disk"]),
-        ({"newest_share": 1.5}, "range", "newest_share", ["1"]),
-        ({"capacty": 10}, "unknown-key", "capacty", ["agent.memory.capacity"]),
-        ({"alpha": -1}, "range", "alpha", ["0"]),
-        ({"beta": -0.1}, "range", "beta", ["0"]),
-        ({"beta": {"kind": "linear", "start": 0.4, "end": 1}}, "missing", "beta.horizon", []),
-        ({"eps": 0}, "range", "eps", ["0"]),
-        ({"stratified": 1}, "type", "stratified", ["true", "false"]),
-    ],
-)
-def test_invalid_setting_is_refused_with_its_key(
-    setting: dict[str, Any], code: Code | None, key: str, named: list[str]
-) -> None:
-    node = component("agent.memory", "agent=dqn agent/memory=prioritized").plain()
-    with refused(code, f"agent.memory.{key}", *named):
-        dataclass_of(Component, {**node, **setting}, "agent.memory")
 
 
 def test_capacity_larger_than_the_ram_is_refused() -> None:

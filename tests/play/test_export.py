@@ -240,7 +240,15 @@ def test_wrong_export_is_refused(folder: Path, tmp_path: Path, capsys: pytest.Ca
         "--sampled": [str(run_of("td3", folder)), "--checkpoint", "latest", "--sampled"],
         "--format": [str(ppo), "--format", "tflite"],
         "--session 4": [str(ppo), "--session", "4"],
-        "--out": [str(ppo), "--checkpoint", "latest", "--format", "torch", "--out", "/proc/none/policy.pt2"],
+        "/proc/none": [
+            str(ppo),
+            "--checkpoint",
+            "latest",
+            "--format",
+            "torch",
+            "--out",
+            "/proc/none/policy.pt2",
+        ],
     }
     for named, overrides in wrong.items():
         capsys.readouterr()

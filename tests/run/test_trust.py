@@ -184,7 +184,7 @@ NAMED: dict[str, tuple[str, Any]] = {
     "a class of labrl of another kind": ("callbacks.x", {"_target_": "labrl.run.atomic.HashedFile"}),
     "a callback of labrl": (
         "callbacks.x",
-        {"_target_": "labrl.session.callbacks.search.ReportToSearch", "where": "0 00 somewhere:1"},
+        {"_target_": "labrl.session.callbacks.pruning.ReportToSearch", "where": "0 00 somewhere:1"},
     ),
     "a class of labrl in an unknown place": ("meta.x", {"_target_": "labrl.networks.torso.MLP"}),
     "a module of torch": ("agent.network.torso", {"_target_": "torch.hub.load"}),

@@ -22,7 +22,6 @@ from trial_processes import children, needs_proc, running, wait_for
 import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
 from labrl.processes.worker import (
     Failure,
     ParentConnection,
@@ -37,7 +36,6 @@ from labrl.session import sources
 from labrl.session.main import restored_session
 from labrl.session.session import Session
 from labrl.session.sources import Acted, ActorProcess, WeightsFile
-from labrl.trial.create import check
 
 pytestmark = pytest.mark.extended
 
@@ -323,39 +321,3 @@ def test_reader_of_weights_never_mixes_two_versions(tmp_path: Path) -> None:
             values = {v for t in read["policy"].state_dict().values() for v in t.float().unique().tolist()}
             assert len(values) == 1
             assert number == 0 or (version, values) == (number, {float(number)})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code", "key"),
-    [
-        (["agent=ppo"], "unsupported", "meta.async_unroll"),
-        (["agent=random"], "unsupported", "meta.async_unroll"),
-        (["agent=dqn", "meta.distributed=shared"], "contradiction", "meta.async_unroll"),
-        (["agent=dqn", "meta.async_unroll.queue_size=0"], "range", "meta.async_unroll.queue_size"),
-        (
-            ["agent=dqn", "meta.async_unroll.step_interval=3", "meta.async_unroll.timeout=2"],
-            "contradiction",
-            "meta.async_unroll.timeout",
-        ),
-    ],
-    ids=str,
-)
-def test_contradicting_options_are_rejected(overrides: list[str], code: str, key: str) -> None:
-    with pytest.raises(InputError) as refused:
-        check(resolve(compose(["meta/async_unroll=on", *overrides])))
-    assert (refused.value.code, refused.value.key) == (code, key)
-
-
-@pytest.mark.parametrize("override", ["meta.async_unroll=true", "meta.async_unroll={}"])
-def test_error_for_wrong_async_unroll_value_names_the_option_group(override: str) -> None:
-    with pytest.raises(InputError) as refused:
-        resolve(compose(["agent=dqn", override]))
-    assert all(str(mistake.key).startswith("meta.async_unroll") for mistake in refused.value.mistakes)
-    assert "meta/async_unroll=" in str(refused.value)
-
-
-def test_options_of_async_unroll_are_rejected_when_it_is_off() -> None:
-    with pytest.raises(InputError) as refused:
-        compose(["agent=dqn", "meta.async_unroll.queue_size=4"])
-    assert refused.value.key == "meta.async_unroll.queue_size"
-    assert "meta/async_unroll=on" in str(refused.value)

@@ -179,26 +179,6 @@ def test_training_stops_when_files_have_no_room_beside_the_checkpoint(
     assert store(session).frames()[0] == 52
 
 
-@pytest.mark.parametrize("stop", [40, 44, 52, 100, 196])
-def test_resumed_session_equals_uninterrupted_session(tmp_path: Path, stop: int) -> None:
-    whole, interrupted = (
-        ToySession(tmp_path / "whole"),
-        ToySession(tmp_path / "interrupted").interrupt_at(stop),
-    )
-    for session in (whole, interrupted):
-        session.run(*callbacks(session))
-    resumed = ToySession(tmp_path / "interrupted")
-    again = callbacks(resumed)
-    latest = store(resumed).latest()
-    assert latest is not None
-    resumed.load_state_dict(latest.state, *again).run(*again)
-    assert resumed.agent.weight == whole.agent.weight
-    # An interruption adds a checkpoint, which may replace the one before it.
-    assert store(resumed).frames()[0] == store(whole).frames()[0] == 200
-    for name in ("eval.csv", "train.csv"):
-        assert untimed_rows(resumed, name) == untimed_rows(whole, name) != []
-
-
 def test_rows_are_synced_before_the_checkpoint_that_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,14 +12,12 @@ from callback_cases import Recorder, ToySession, evaluation
 
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
 from labrl.memory.workspace import Workspace
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.tables import read_rows
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, choose
-from labrl.trial.create import check
 
 
 def rows(session: ToySession) -> list[dict[str, Any]]:
@@ -267,29 +265,3 @@ def test_random_actions_cover_action_space_and_keep_policy_generator(space: gymn
         type(space).__name__, 1 / 3 if isinstance(space, gymnasium.spaces.Discrete) else 1 / 6
     )
     assert same == pytest.approx(0.5 + 0.5 * by_chance, abs=0.08)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code", "key"),
-    [
-        (["meta.eval_epsilon=0.1"], "contradiction", "meta.eval_epsilon"),
-        (["meta.eval_epsilon=1.5", "meta.rigorous_eval=4"], "range", "meta.eval_epsilon"),
-        (["agent.evaluation_epsilon=0.1", "agent=dqn"], "unknown-key", "agent.evaluation_epsilon"),
-        (["meta.eval_greedy=true"], "contradiction", "meta.eval_greedy"),
-        (["meta.eval_episodes=3", "meta.rigorous_eval=0"], "contradiction", "meta.eval_episodes"),
-        (["meta.eval_episodes=0", "meta.rigorous_eval=4"], "range", "meta.eval_episodes"),
-        (["meta.eval_greedy=maybe", "meta.rigorous_eval=4"], "type", "meta.eval_greedy"),
-        (
-            ["meta.eval_greedy=true", "meta.rigorous_eval=4", "agent=random"],
-            "unsupported",
-            "meta.eval_greedy",
-        ),
-    ],
-    ids=str,
-)
-def test_invalid_evaluation_options_are_rejected(overrides: list[str], code: str, key: str) -> None:
-    with pytest.raises(InputError) as refused:
-        check(resolve(compose(overrides)))
-    assert (refused.value.code, refused.value.key) == (code, key)
-    if code == "contradiction":
-        assert "meta.rigorous_eval" in str(refused.value)

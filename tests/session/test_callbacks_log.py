@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from callback_cases import Recorder, ToySession
+from callback_cases import ToySession
 
 from labrl.clock import Clock
 from labrl.run.tables import read_rows
@@ -76,12 +76,6 @@ def test_speed_of_an_agent_without_networks_needs_no_update(tmp_path: Path) -> N
     assert [row["fps"] for row in read_rows(session.folder.train_csv)] == [None, 8.0, 8.0]
 
 
-def test_listeners_receive_each_row(tmp_path: Path) -> None:
-    recorder = Recorder()
-    ToySession(tmp_path, max_frame=60).run(recorder, LogTraining(30, [recorder]))
-    assert [(table, row["frame"]) for table, row in recorder.rows] == [("train", 32), ("train", 60)]
-
-
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("saved", [80, 100, 128, 132, 300])
 def test_rows_of_resumed_run_equal_those_of_uninterrupted_run(
@@ -124,12 +118,6 @@ def test_early_rows_are_ten_or_more_and_independent_of_budget(max_frame: int) ->
     assert short[:-1] == long[: len(short) - 1]
     assert sum(frame > max_frame / 2 for frame in short) >= 5, "the second half of the run has too few rows"
     assert {10_000 * k for k in range(1, max_frame // 10_000 + 1)} <= set(short)
-
-
-def test_run_that_restarts_in_the_same_folder_replaces_the_rows(tmp_path: Path) -> None:
-    ToySession(tmp_path, max_frame=60).run(LogTraining(30))
-    session = ToySession(tmp_path, max_frame=60).run(LogTraining(30))
-    assert [row["frame"] for row in rows(session.folder.train_csv)] == [32, 60]
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,6 @@ def test_without_terminal_no_line_is_repeated_for_an_unchanged_frame() -> None:
     assert [line.split(" of ")[0] for line in terminal.lines] == ["frame 960", *["frame 968"] * 3]
 
 
-def test_lines_name_their_session_when_there_are_several() -> None:
-    terminal = Terminal(False)
-    display = terminal.display(2)
-    display.show([at(100), at(200, index=1), at(0, index=2, status="starting")])
-    assert [line.split(":")[0] for line in terminal.lines] == ["session 0", "session 1"]
-
-
 def test_panel_shows_frames_return_speed_and_time_left() -> None:
     terminal = Terminal(True)
     display = terminal.display(2)
@@ -165,39 +158,19 @@ def shown(width: int, height: int = 25, sessions: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("sessions", [1, 4])
-def test_panel_fits_terminals_leaves_room_on_the_right_and_truncates_no_loss(sessions: int) -> None:
-    """Check what is shown, and the free columns on the right.
-
-    On a line that filled the terminal, the `^C` of an interruption wrapped, and the header appeared twice.
-    """
-    whole = {"loss_policy -0.0123", "loss_value 21.4", "entropy 0.693"}
-    for width in (*range(40, 130), 160):
-        lines = shown(width, sessions=sessions)
-        assert max(map(len, lines)) <= width - 3
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_panel_fits_terminals_and_leaves_room_on_the_right(width: int, sessions: int) -> None:
+    """On a line that filled the terminal, the `^C` of an interruption would wrap."""
+    lines = shown(width, sessions=sessions)
+    assert max(map(len, lines)) <= width - 3
+    assert len(lines) == 1 + 2 * sessions
+    if width >= 60:
         assert "1,234.5" in lines[1]
-        assert set(lines[-1].partition("|  ")[2].split("  ")) <= whole | {""}
-        if width in (60, 80, 100, 160):
-            frames = "1.25M / 10M" if width < 80 else "1,250,000 / 10,000,000"
-            assert len(lines) == 1 + 2 * sessions
-            assert not [fact for fact in ("12,346", "11 min 49 s", frames) if fact not in lines[1]]
-            assert "env 25% learn 75%  |  loss_policy -0.0123" in lines[-1]
-        if width >= 80:
-            assert "▁" in lines[1]
-
-
-@pytest.mark.parametrize("width", [70, 50, 40, 30])
-def test_panel_wrapped_by_a_narrower_terminal_is_erased_fully(width: int) -> None:
-    terminal = Terminal(True, 80)
-    display = terminal.display(2)
-    display.show([learning(0), learning(1)])
-    drawn = terminal.text.getvalue().splitlines()[-5:]
-    lengths = [len(re.sub(r"\x1b\[[\d?]*[A-Za-z]", "", line)) for line in drawn]
-    before = terminal.text.tell()
-    terminal.console.width = width
-    display.show([learning(0), learning(1)])
-    erased = terminal.text.getvalue()[before:].count("\x1b[1A")
-    assert erased == sum(-(-length // width) for length in lengths) - 1
-    display.close()
+        frames = "1.25M / 10M" if width < 80 else "1,250,000 / 10,000,000"
+        assert not [fact for fact in ("12,346", "11 min 49 s", frames) if fact not in lines[1]]
+    if width >= 80:
+        assert "▁" in lines[1]
+        assert "env 25% learn 75%  |  loss_policy -0.0123" in lines[-1]
 
 
 def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,14 +178,6 @@ def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal(True)
     terminal.display().show([at(100)])
     assert terminal.lines[0].startswith("frame 100 of 10,000")
-
-
-def test_details_are_omitted_when_the_terminal_is_too_short() -> None:
-    terminal = Terminal(True, height=8)
-    display = terminal.display(4)
-    display.show([learning(index) for index in range(4)])
-    display.close()
-    assert "loss_policy" not in terminal.text.getvalue()
 
 
 def test_spark_line_spans_lowest_to_highest_value() -> None:
@@ -329,9 +294,3 @@ def test_session_with_a_killed_process_is_shown_as_ended(tmp_path: Path) -> None
     with TrialPanel(run, 1, max_frame=100, console=terminal.console) as panel:
         panel.update(ended=[0])
     assert terminal.lines[-1].endswith("ended")
-
-
-def test_disabled_panel_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TrialPanel(Run.create(tmp_path), 1, 100, enabled=False) as panel:
-        panel.update()
-    assert capsys.readouterr().out == ""

@@ -84,37 +84,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
-def test_repeated_session_is_equal_bit_for_bit(
-    overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
-) -> None:
-    first, folder = uninterrupted(overrides)
-    second = run(config_of(overrides), tmp_path / "again")
-    assert torch.equal(weights(first), weights(second))
-    assert rows(folder) == rows(tmp_path / "again")
-    assert len(rows(folder)) >= 2
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
-def test_resumed_session_equals_an_uninterrupted_one(
-    overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
-) -> None:
-    """The session is stopped in the middle of a rollout, at a frame without a regular checkpoint."""
-    expected, folder = uninterrupted(overrides)
-    stop_at = int(0.6 * expected.clock.max_frame) + 3
-    stopped = run(config_of(overrides), tmp_path / "stopped", stop_at)
-    assert stopped.clock.frame < expected.clock.frame
-    store = CheckpointStore(tmp_path / "stopped" / "session_0" / "checkpoints", keep_last=2)
-    latest = store.latest()
-    assert latest is not None
-    resumed = run(config_of(overrides), tmp_path / "resumed", state=latest.state)
-    assert torch.equal(weights(expected), weights(resumed))
-    after = [row for row in rows(folder) if int(row["frame"]) > stopped.clock.frame]
-    assert rows(tmp_path / "resumed") == after
-
-
-@pytest.mark.extended
 @pytest.mark.parametrize("overrides", [CARTPOLE, PONG], ids=["cartpole", "pong"])
 def test_evaluation_does_not_change_training(
     overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path

@@ -172,13 +172,13 @@ def test_stopped_session_keeps_its_last_value_in_a_search(tmp_path: Path) -> Non
         run, 1, rising(100.0)[:5], stop={"key": "meta.patience", "limit": 1, "value": 1, "why": "x"}
     )
     objective = Objective("best_return", num_sessions=2)
-    values = objective.reports(path)
+    values = objective.reports(path, 1000)
     assert list(values) == list(range(100, 1001, 100))
     assert values[500] == pytest.approx(50)
     assert values[1000] == pytest.approx(75)
     write_session(Run.create(tmp_path / "other"), 0, rising(100.0))
     write_session(Run.open(tmp_path / "other"), 1, rising(100.0)[:5])
-    assert list(objective.reports(tmp_path / "other")) == list(range(100, 501, 100))
+    assert list(objective.reports(tmp_path / "other", 1000)) == list(range(100, 501, 100))
 
 
 @pytest.mark.parametrize("override", ["meta.patience=0", "meta.stop_at_return=high", "meta.patience=1.5"])

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from callback_cases import ToySession
 from disk_limit import file_size_limit
 from exact_cases import QUIET, differences
 
@@ -21,8 +20,6 @@ from labrl.run.run import Run
 from labrl.run.session_log import warnings_logged
 from labrl.run.write_errors import WriteErrors
 from labrl.session.callbacks.callback import Callback, SessionView
-from labrl.session.callbacks.log import LogTraining
-from labrl.session.callbacks.tensorboard import TensorBoard
 
 RUN = ["agent=random", "env.num_envs=2", "env.max_frame=1200", "meta.log_frequency=100", *QUIET]
 RUN += ["meta.tensorboard=true", "meta.record_episodes=each", "meta.keep_last=20"]
@@ -81,7 +78,6 @@ def test_files_are_completed_when_the_disk_returns(
         assert gone == set(), "more than the checkpoints of that time are missing"
         log = (tmp_path / "cut" / f"session_{index}" / "session.log").read_text().splitlines()
         assert len(log) == 2, "the cause and its end are not reported once each"
-        assert len(list((tmp_path / "cut" / f"session_{index}" / "tensorboard").iterdir())) == 1
 
 
 @pytest.mark.extended
@@ -100,44 +96,6 @@ def test_incomplete_files_at_the_end_are_a_failure_with_the_first_cause(
     assert labrl.train([f"+resume={tmp_path / 'cut'}", "callbacks.cut=null"]).exit_code == 0
     trained(tmp_path / "whole")
     assert differences(tmp_path / "whole", tmp_path / "cut") == []
-
-
-def test_event_file_is_continued_when_the_disk_has_room_again(tmp_path: Path) -> None:
-    board = TensorBoard()
-    session = ToySession(tmp_path)
-    session.callbacks = [board, LogTraining(25, [board])]
-    for part in session.callbacks:
-        part.start(session)
-    while session.clock.frame < 50:
-        session.step()
-    with file_size_limit(1000):  # room for part of a row
-        while session.clock.frame < 150:
-            session.step()
-        assert session.folder.tensorboard in session.folder.errors.lacking
-    while not session.clock.finished:
-        session.step()
-    for part in session.callbacks:
-        part.finish(session)
-    assert not session.folder.errors.lacking
-    (file,) = session.folder.tensorboard.iterdir()
-    again = TensorBoard()
-    other = ToySession(tmp_path / "other").run(again, LogTraining(25, [again]))
-    (expected,) = other.folder.tensorboard.iterdir()
-    assert steps_of(file) == steps_of(expected)
-
-
-def steps_of(file: Path) -> list[int]:
-    """Return the step of each event. Raises an error if a record is torn."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
-
-    reader, steps = PyRecordReader_New(str(file)), []
-    while True:
-        try:
-            reader.GetNext()
-        except Exception:
-            return steps
-        steps.append(Event.FromString(reader.record()).step)
 
 
 def test_facts_that_a_full_disk_refuses_are_written_with_the_next_ones(tmp_path: Path) -> None:

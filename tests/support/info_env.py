@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -39,15 +38,6 @@ class Drive(gymnasium.Env[NDArray[np.float32], np.int64]):
         info: dict[str, Any] = {"speed": self.speed, "cost": {"fuel": np.float32(self.speed / 3)}}
         info |= {"steps": np.array([self.steps]), "late": self.steps > 5, "lane": "left", "far": np.inf}
         return {**info, "a.b": 2.5, "success": self.speed > 0.5} if over else info
-
-
-class Forgetful(Drive):
-    """A drive whose info counts all steps since it was made, so that a repeated episode has other numbers."""
-
-    made: ClassVar[Any] = itertools.count()
-
-    def _info(self, over: bool) -> dict[str, Any]:
-        return {"count": next(self.made)}
 
 
 class DriveBackend(Backend):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
-from dqn_cases import Noise, play, weights_of
+from dqn_cases import Noise
 from numpy.typing import NDArray
 
 from labrl.agents.agent import Agent
@@ -77,33 +75,6 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
 
     monkeypatch.setattr(PolicyAgent, "batch", spy)
     return seen
-
-
-def assert_continues_exactly(
-    make: Callable[[], tuple[Any, Clock, Streams]], world: Any, steps: int, further: int = 40
-) -> None:
-    """Check that an agent that is saved after `steps` steps and restored learns the same afterwards.
-
-    The weights and metrics are compared after `further` steps.
-    """
-    agent, clock, streams = make()
-    play(agent, clock, world, steps)
-    saved = copy.deepcopy((agent.state_dict(), streams.state_dict(), clock.state_dict(), world))
-    assert play(agent, clock, world, further) > 0
-    restored, clock, streams = make()
-    state, streams_state, clock_state, world = saved
-    clock.load_state_dict(clock_state)
-    streams.load_state_dict(streams_state)
-    restored.load_state_dict(state)
-    play(restored, clock, world, further)
-    for name, network in agent.modules().items():
-        assert torch.equal(weights_of(network), weights_of(restored.modules()[name])), name
-    assert_equal(agent.metrics(), restored.metrics())
-
-
-def assert_equal(one: Mapping[str, float], other: Mapping[str, float]) -> None:
-    assert list(one) == list(other)
-    np.testing.assert_array_equal(list(one.values()), list(other.values()))
 
 
 def noise(num_envs: int = 4, seed: int = 0) -> Noise:

@@ -10,18 +10,11 @@ from env_cases import Walk
 DRAWN: dict[str, Any] = {
     "byte": np.full((30, 40, 3), 99, np.uint8),
     "fraction": np.full((30, 40, 3), 99 / 255, np.float32),
-    "real": np.full((30, 40, 3), 99.0),
-    "wide numbers": np.full((30, 40, 3), 99, np.int64),
     "gray": np.full((30, 40), 99, np.uint8),
-    "one color": np.full((30, 40, 1), 99, np.uint8),
     "transparent": np.full((30, 40, 4), 99, np.uint8),
-    "list": [np.zeros((30, 40, 3), np.uint8), np.full((30, 40, 3), 99, np.uint8)],
+    "list": [np.full((30, 40, 3), 99, np.uint8)] * 2,
     "none": None,
-    "text": "a cart",
-    "empty list": [],
     "no pixels": np.zeros((0, 40, 3), np.uint8),
-    "channels first": np.zeros((3, 30, 40), np.uint8),
-    "complex": np.zeros((30, 40, 3), np.complex64),
 }
 
 
@@ -58,31 +51,8 @@ class Drawn(Walk):
         return DRAWN[self.kind]
 
 
-class ListOnly(Drawn):
-    """An environment that supports only the unusual render_mode rgb_array_list."""
-
-    metadata: ClassVar[Any] = {"render_modes": ("rgb_array_list",)}
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        assert render_mode in (None, "rgb_array_list")
-        super().__init__("list", render_mode=render_mode)
-
-
-class Undeclared(Drawn):
-    """An environment that renders, although its metadata names no render mode."""
-
-    metadata: ClassVar[Any] = {"render_modes": []}
-
-
 class Unseen(Drawn):
     """An environment that does not accept a render_mode."""
 
     def __init__(self) -> None:
         super().__init__()
-
-
-class AlwaysDrawn(Drawn):
-    """An environment that does not accept a render_mode but always renders."""
-
-    def __init__(self) -> None:
-        super().__init__(render_mode="rgb_array")

@@ -35,13 +35,19 @@ class StopAt(Callback):
 
 
 class Watch(Callback):
-    """Callback that reads metrics and states, which must not matter, and stops the session at a frame."""
+    """Callback that reads metrics and states, which must not matter, and stops the session at a frame.
+
+    The agent's metrics must always have the same names.
+    """
 
     def __init__(self, stop_at: int) -> None:
         self.stop_at = stop_at
+        self.names: list[str] = []
 
     def step(self, session: Any) -> None:
-        session.agent.metrics()
+        names = list(session.agent.metrics())
+        self.names = self.names or names
+        assert names == self.names
         if session.clock.frame % 64 == 0:
             session.state_dict()
         if session.clock.frame >= self.stop_at:

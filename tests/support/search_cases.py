@@ -24,7 +24,7 @@ def pruner(kind: str, **changed: Any) -> Pruner:
 
 TPE: dict[str, Any] = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 2}
 
-SPACE = Space.of({}, {}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"])
+SPACE = Space.of({}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"])
 
 TOTAL, BUDGET, EVERY = 6, 40, 10
 

@@ -149,6 +149,11 @@ def test_several_runs_are_compared_in_the_given_folder(
     assert report(["runs/0", "runs/2", "--format", "md"]) == 0
     assert "| environment" in capsys.readouterr().out
     assert (tmp_path / "comparison" / "report.html").exists()
+    capsys.readouterr()
+    assert report(["runs/0", "runs/2", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    written = json.loads((tmp_path / "comparison" / "statistics.json").read_text())
+    assert {**written, "verdict": printed["verdict"], "warnings": printed["warnings"]} == printed
 
 
 def test_folders_without_a_run_are_skipped_with_a_warning(

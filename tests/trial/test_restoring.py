@@ -71,6 +71,15 @@ def test_every_agent_resumes_exactly(agent: str, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, overrides) == []
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize(("agent", "storage"), [("ppo", None), ("dqn", None), ("rainbow", "ram")])
+def test_agent_of_a_game_resumes_exactly(agent: str, storage: str | None, tmp_path: Path) -> None:
+    more = [] if storage is None else [f"agent.memory.storage={storage}"]
+    assert changed_futures(tmp_path, [*small(agent, "pong"), *more]) == []
+    in_files = any(path.is_file() for path in (tmp_path / "run" / "session_0" / "replay").rglob("*"))
+    assert in_files == (agent == "dqn")  # the buffer of a game is in files unless it is set to RAM
+
+
 def default_options(agent: str) -> set[str]:
     """Return the options that the defaults list of an agent's YAML file selects."""
     defaults = yaml.safe_load((config_folder() / "agent" / f"{agent}.yaml").read_text()).get("defaults", [])

@@ -20,7 +20,7 @@ import labrl
 from labrl.cli import list_runs, main
 from labrl.config.compose import compose, to_plain
 from labrl.config.edit import edit
-from labrl.errors import WRONG_INPUT, InputError
+from labrl.errors import WRONG_INPUT
 from labrl.run.folder import Status
 from labrl.run.run import Run
 
@@ -62,72 +62,6 @@ def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: Status,
     assert main([f"+resume={finished}"]) == 0  # it may lack videos
     assert {**run.read_info(), "updated": info["updated"]} == {**info, "due": []}
     assert main([f"+resume={finished}"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        ([], ["runs/one", "64"]),
-        (["meta.log_frequency=8"], ["env.max_frame=", "64"]),
-        (["env.max_frame=32"], ["env.max_frame", "32", "64"]),
-        (["meta.max_session=1", "env.max_frame=9", "+force=true"], ["env.max_frame", "9", "64"]),
-        (["env.max_frame=128", "seed=2"], ["seed=1"]),
-        (["env.max_frame=128", "env.num_envs=4"], ["env.num_envs=8"]),
-        (["env.max_frame=128", "env=acrobot"], ["env=acrobot", "env.max_frame=<value>"]),
-        (["env.max_frame=128", "meta.episode_window=5"], ["meta.episode_window=100"]),
-        (["env.max_frame=128", "meta.precision=bf16"], ["meta.precision=auto", "+force=true"]),
-        (["env.max_frame=512", "agent=ppo"], ["agent=ppo", "agent.horizon=<value>"]),
-        (["env.max_frame=128", "hydra.run.dir=two"], ["hydra.run.dir"]),
-        (["env.max_frame=128", "agent.lrr=1"], ["agent.lrr"]),
-        (["env.max_frame=64,128"], ["env.max_frame=64,128"]),
-        (["-m", "env.max_frame=128,256"], ["runs/one", "-m"]),
-        (["+rerun=runs/one"], ["+rerun", "+resume"]),
-        (["+resume=latest"], ["+resume"]),
-        (["+force=yes"], ["+force", "yes"]),
-        (["resume=latest"], ["+resume=latest"]),
-    ],
-    ids=str,
-)
-def test_contradicting_edit_is_refused_and_changes_no_file(
-    overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = files_of(Path())
-    assert main(["+resume=runs/one", *overrides]) == WRONG_INPUT
-    stderr = capsys.readouterr().err
-    assert [word for word in named if word not in stderr] == []
-    assert "Traceback" not in stderr
-    assert files_of(Path()) == before
-
-
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        (["+resume=runs/two"], ["runs/two", "latest"]),
-        (["+resume=runs/oen"], ["runs/oen", "runs/one"]),
-        (["+resume=elsewhere/one"], ["elsewhere/one", "runs/one"]),
-        (["+resume=on"], ["runs/one"]),
-        (["+resume=elsewhere"], ["elsewhere", "runs/", "latest"]),
-        (["+resume=runs"], ["runs/one"]),
-        (["+resume=runs/one/session_0"], ["runs/one/session_0", "runs/one"]),
-        (["+resume=latest", "env=pong"], ["env=pong"]),
-        (["+resume"], ["+resume=latest"]),
-        (["+resume="], ["+resume="]),
-        (["++resume=latest"], ["++resume=latest"]),
-        (["+force=true"], ["+force", "+resume"]),
-    ],
-    ids=str,
-)
-def test_wrong_path_of_a_run_is_refused_with_a_right_one(
-    overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(overrides) == WRONG_INPUT
-    stderr = capsys.readouterr().err
-    assert [word for word in named if word not in stderr] == []
-
-
-def test_latest_without_a_run_names_the_searched_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["+resume=latest"]) == WRONG_INPUT
-    assert str(Path("runs").absolute()) in capsys.readouterr().err
 
 
 def test_latest_is_the_newest_run_with_the_chosen_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,14 +152,6 @@ def test_option_of_keys_is_merged_below_what_was_typed() -> None:
     assert (edited["wandb"]["mode"], edited["wandb"]["project"]) == ("auto", "mine")
 
 
-@pytest.mark.parametrize("flags", [["--cfg", "all"], ["--info", "all"]])
-def test_flag_about_a_new_run_is_refused(
-    flags: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["+resume=runs/one", *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"labrl: {flags[-2]}")
-
-
 def test_spent_budget_is_refused_before_keys_that_it_contradicts(
     learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,10 +161,6 @@ def test_spent_budget_is_refused_before_keys_that_it_contradicts(
     assert message.startswith("labrl: env.max_frame")
     assert "300" in message
     assert "learning_starts" not in message
-
-
-def test_change_of_batch_size_can_be_forced(learned: Path) -> None:
-    assert main(["+resume=runs/one", "env.max_frame=400", "agent.batch_size=64", "+force=true"]) == 0
 
 
 def test_enjoy_refuses_a_checkpoint_that_does_not_fit(
@@ -254,11 +176,6 @@ def test_enjoy_refuses_a_checkpoint_that_does_not_fit(
     assert len(stderr.splitlines()) == 1
 
 
-def test_unnecessary_force_is_not_recorded(finished: Path) -> None:
-    assert main(["+resume=runs/one", "env.max_frame=128", "+force=true"]) == 0
-    assert not json.loads(Path("runs/one/run.json").read_text())["resumes"][0]["forced"]
-
-
 def test_other_versions_are_reported_and_do_not_prevent_a_resume(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,13 +187,6 @@ def test_other_versions_are_reported_and_do_not_prevent_a_resume(
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
     stdout = capsys.readouterr().out
     assert re.search(r"Python 3\.0 -> .*; torch 1\.0 -> [^;]*\n", stdout)
-
-
-def test_resume_keeps_a_drawn_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK[:-1], "hydra.run.dir=one"]) == 0
-    seed = yaml.safe_load(Path("one/config.yaml").read_text())["seed"]
-    assert main(["+resume=one", "env.max_frame=128"]) == 0
-    assert yaml.safe_load(Path("one/config.yaml").read_text())["seed"] == seed
 
 
 def test_cfg_job_prints_the_configuration_of_a_resume(
@@ -325,15 +235,6 @@ def test_moved_config_dir_is_to_be_typed(again: list[str], capsys: pytest.Captur
     assert main(again) == WRONG_INPUT
     assert "--config-dir=<" in capsys.readouterr().err
     assert main(["--config-dir=new", *again]) == 0
-
-
-@pytest.mark.usefixtures("moved_config_dir")
-def test_enjoy_takes_a_moved_config_dir() -> None:
-    assert main(["--config-dir=new", "+enjoy=one", "episodes=1", "videos=0"]) == 0
-
-
-def test_path_of_a_run_may_be_quoted(finished: Path) -> None:
-    assert main([f"+resume='{finished}'", "env.max_frame=128"]) == 0
 
 
 def test_running_run_is_not_resumed_by_a_second_process(
@@ -427,14 +328,6 @@ def test_every_stop_signal_saves_and_prints_the_resume_command(
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 64
 
 
-def test_resume_from_python(finished: Path) -> None:
-    result = labrl.train(["+resume=runs/one", "env.max_frame=128"])
-    assert (result.folder, result.sessions[0].frame) == (finished.resolve(), 128)
-    with pytest.raises(InputError) as refused:
-        labrl.train(["+resume=runs/one"])
-    assert refused.value.key == "env.max_frame"
-
-
 def edit_config(run: Path, before: str, after: str) -> Path:
     """Replace a text that occurs once in the config.yaml of a run, and return the path of that file."""
     path = run / "config.yaml"
@@ -505,16 +398,3 @@ def test_run_with_a_damaged_file_is_refused_with_the_file(
         assert list_runs(["--root", "runs/one"]) == WRONG_INPUT
         assert name in capsys.readouterr().err
     assert files_of(finished) == before
-
-
-def test_file_that_no_command_reads_may_be_deleted(finished: Path) -> None:
-    (finished / "overrides.yaml").unlink()
-    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
-
-
-def test_extension_of_a_run_whose_checkpoints_were_deleted_names_them(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(finished / "session_0" / "checkpoints")
-    assert main([f"+resume={finished}", "env.max_frame=128"]) != 0
-    assert "checkpoints" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from rich.console import Console
 from labrl.analysis.formats import STUDENT
 from labrl.analysis.intervals import aggregates
 from labrl.run.session import SessionResult
-from labrl.session.callbacks.display import Display, SessionProgress
 from labrl.trial.result import TrialResult
 from labrl.trial.summary import COLUMNS, print_summary
 
@@ -87,18 +86,3 @@ def test_session_without_episodes_is_named_with_the_key_that_helps() -> None:
     assert "env.max_episode_steps=" in text
     for other in ({"best_return": 5.0}, {"status": "pruned"}, {"episodes": 1}, {"frame": 0}):
         assert "env.max_episode_steps=" not in summary(session(0, **{**played, **other}))
-
-
-def test_panel_of_several_sessions_fits_80_columns() -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=80, color_system=None)
-    display = Display(2, console)
-    display.show(
-        [
-            SessionProgress(i, 9_999_000, 10_000_000, 12, -1234.5, 12_345, 3.0, 0, "interrupted")
-            for i in (0, 1)
-        ]
-    )
-    display.close()
-    for fact in (" # ", "frames/s", "9,999,000 / 10,000,000", "-1,234.5", "12,345", "interrupted"):
-        assert fact in text.getvalue()

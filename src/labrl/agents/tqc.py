@@ -35,12 +35,6 @@ class TQCConfig(SACConfig):
     """Number of dropped quantiles per critic, d, >= 0 and less than `quantiles`; targets omit the N d largest
     among the quantiles of all N critics."""
 
-    def __post_init__(self) -> None:
-        if self.dropped >= self.quantiles:
-            raise ValueError(
-                f"must have dropped < quantiles, got dropped={self.dropped} and quantiles={self.quantiles}"
-            )
-
 
 def smallest_atoms(quantiles: Tensor, dropped: int) -> Tensor:
     """Return the smallest quantiles of all critics in ascending order, z_(1) ... z_(k N), k = M - d, eq. 9.

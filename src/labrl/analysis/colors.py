@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from labrl.analysis.groups import SEVERAL
+from itertools import product
 
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 PURPLE, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
@@ -24,9 +21,6 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 1.5, 1.5, 1
 
 MARKERS = ("o", "s", "^", "D")
 """The marker for each of DASHES."""
-
-CLEAR = 50
-"""Minimum Euclidean distance between the RGB colors of two curves; black and white have a distance of 441."""
 
 
 @dataclass(frozen=True)
@@ -67,47 +61,25 @@ def agent_style(agent: str) -> Style:
 def group_styles(agents: Sequence[str]) -> list[Style]:
     """Return a different style for each group of a comparison. agents: the agent of each group.
 
-    An agent with a single group keeps its own style, or has a shade of its color if another agent has the
-    same color. If all groups have the same agent, the first group has the agent's style and the others
-    continue through the palette. If there are several agents, the groups of each have its hue, from dark to
-    light, and dashes that start with its own. Groups whose runs have different agents get a hue that no agent
-    has, if one is left.
+    The first group of an agent has the agent's style if its color is free. Every other group has the next
+    free color of the palette, or of its lighter and darker shades.
     """
-    counts = Counter(agents)
-    owns = {agent: agent_style(agent) for agent in counts}
-    hues = {own.color for agent, own in owns.items() if agent != SEVERAL}
-    owns[SEVERAL] = Style(next((color for color in PALETTE if color not in hues), PALETTE[0]))
+    shades = (mix_color(color, share) for share in (0.0, 0.4, -0.4) for color in PALETTE)
+    free = [Style(color, dash) for dash, color in product(DASHES, shades)]
     styles: dict[int, Style] = {}
     # Solid lines come first, so that the agent that keeps a color does not depend on the order of agents.
-    for index in sorted(range(len(agents)), key=lambda place: len(owns[agents[place]].dash)):
-        agent = agents[index]
-        style, before, number = owns[agent], agents[:index].count(agent), counts[agent]
-        if number > 1 and len(counts) > 1:
-            dash = DASHES[(DASHES.index(style.dash) + before) % len(DASHES)]
-            style = Style(mix_color(style.color, 1.1 * before / (number - 1) - 0.5), dash)
-        elif number > 1:
-            start = PALETTE.index(style.color) if style.color in PALETTE else 0
-            color = PALETTE[(start + before) % len(PALETTE)]
-            style = Style(color, DASHES[before // len(PALETTE) % len(DASHES)])
-        styles[index] = _free(style, list(styles.values()))
-    return [styles[index] for index in range(len(agents))]
-
-
-def _free(wanted: Style, taken: Sequence[Style]) -> Style:
-    """Return `wanted` if its color is free; otherwise a style with a shade of the color or another hue; if
-    all of these are taken, a style with another dash pattern."""
-    colors = [_channels(style.color) for style in taken]
-    if _channels(wanted.color) not in colors:
-        return wanted
-    near = (
-        Style(mix_color(color, share), dash)
-        for dash in (wanted.dash, *DASHES)
-        for color in (wanted.color, *PALETTE)
-        for share in (0.0, -0.4, 0.4, -0.2, 0.2)
+    firsts = sorted(
+        (agents.index(agent) for agent in set(agents)), key=lambda at: len(agent_style(agents[at]).dash)
     )
-    free = [style for style in near if style not in taken]
-    clear = (one for one in free if min(math.dist(_channels(one.color), other) for other in colors) > CLEAR)
-    return next(clear, free[0] if free else wanted)
+    for index in [*firsts, *(at for at in range(len(agents)) if at not in firsts)]:
+        own = agent_style(agents[index])
+        taken = {style.color for style in styles.values()}
+        if index in firsts and own.color not in taken:
+            styles[index] = own
+        else:
+            unused = [style for style in free if style not in styles.values()]
+            styles[index] = next((style for style in unused if style.color not in taken), unused[0])
+    return [styles[index] for index in range(len(agents))]
 
 
 def _channels(color: str) -> list[int]:

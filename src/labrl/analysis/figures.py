@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, Formatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colors import mix_color
-from labrl.analysis.formats import distinct_texts, short_number, shorten
+from labrl.analysis.formats import short_number, shorten
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference paper, in inches."""
@@ -30,9 +29,6 @@ resolution."""
 
 PANELS = 3
 """Maximum number of charts side by side in a figure with several charts."""
-
-SMOOTHED = 20
-"""Minimum number of rows for which a curve that is drawn alone also shows its moving average."""
 
 STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
@@ -97,30 +93,9 @@ def use_style() -> Iterator[None]:
         yield
 
 
-class ShortNumbers(Formatter):
-    """Formatter of tick labels, with as many digits as are needed to keep the labels different."""
-
-    def __init__(self, log: bool = False) -> None:
-        self._log = log
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        """Return the label of one tick."""
-        return short_number(10**value if self._log else value)
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """Return the labels of all ticks."""
-        return distinct_texts([10.0**value if self._log else value for value in values], short_number)
-
-
-AVERAGE = "moving average"
-"""Name of the thick line that smooths the curve of a session, if that curve is drawn alone."""
-
-
-def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
-    """Return the moving average of `values`: the mean of each value and the values before it, at most `rows`
-    in total, ignoring nan. [len(values)]"""
-    known = pl.Series(values).fill_nan(None)
-    return known.rolling_mean(rows, min_samples=1).fill_null(float("nan")).to_numpy()
+def tick_format(log: bool = False) -> FuncFormatter:
+    """Return a formatter of ticks as short numbers. log: whether the values are decimal logarithms."""
+    return FuncFormatter(lambda value, _: short_number(10**value if log else value, 6))
 
 
 def shorten_names(names: Sequence[str], most: int) -> list[str]:
@@ -145,7 +120,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart]) -> Figure:
     axes.set_ylabel(chart.title.lower())
     handles: dict[str, Any] = {}
     for artist, name in zip(*axes.get_legend_handles_labels(), strict=True):
-        if name in (*shown, AVERAGE):
+        if name in shown:
             handles.setdefault(name, artist)
     figure.legend(
         handles.values(), shorten_names(list(handles), 44), loc="lower left", bbox_to_anchor=(0.02, 0.0)
@@ -165,9 +140,7 @@ def _panels(sheet: Sheet, charts: Sequence[Chart]) -> Figure:
         axes.set_xlabel("")
     if len({line.name for chart in charts for line in chart.lines if line.role == "points"}) > 1:
         panels[0].legend(loc="best")
-    averaged = any(line.get_label() == AVERAGE for axes in panels for line in axes.lines)
-    title = f"{sheet.title} (thick: {AVERAGE})" if averaged else sheet.title
-    figure.suptitle(title, fontsize=9, x=0.01, y=0.995, ha="left", va="top")
+    figure.suptitle(sheet.title, fontsize=9, x=0.01, y=0.995, ha="left", va="top")
     return figure
 
 
@@ -206,7 +179,7 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
             _curve(axes, line, view, alone)
     for scale in (axes.xaxis, axes.yaxis):
         scale.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-        scale.set_major_formatter(ShortNumbers())
+        scale.set_major_formatter(tick_format())
     axes.set_xlabel(axis.label)
     low, high = axes.dataLim.intervalx
     if axis.ticks:
@@ -216,7 +189,7 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
         axes.set_xticks(range(len(names)), names, **turned)
         axes.set_xlim(-0.5, len(names) - 0.5)
     elif axis.log:
-        axes.xaxis.set_major_formatter(ShortNumbers(log=True))
+        axes.xaxis.set_major_formatter(tick_format(log=True))
         decades = np.arange(np.ceil(low), np.floor(high) + 1)
         if len(decades) > 1:
             axes.xaxis.set_major_locator(FixedLocator(decades[:: -(-len(decades) // 4)].tolist()))
@@ -242,15 +215,9 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
         bars = _alone(view.low)
         axes.vlines(view.x[bars], view.low[bars], view.high[bars], color=color, alpha=0.2, linewidth=4)
     thin = line.role != "center" and not alone
-    follows = not (np.diff(y) > 0).any() or not (np.diff(y) < 0).any()  # a schedule is not averaged
-    smooth = alone and line.role == "seed" and len(y) >= SMOOTHED and not follows
-    look: dict[str, Any] = {"color": color, "drawstyle": place}
-    look |= {"linestyle": (0, style.dash) if style.dash else "-", "label": line.name}
-    width, alpha = (0.5, 0.4) if thin else (0.7, 0.45) if smooth else (1.4, 1.0)
-    (drawn,) = axes.plot(view.x, y, linewidth=width, alpha=alpha, **look)
-    if smooth:
-        average = moving_average(y, max(3, round(len(y) / 20)))
-        axes.plot(view.x, average, linewidth=1.3, **{**look, "label": AVERAGE})
+    look: dict[str, Any] = {"color": color, "drawstyle": place, "label": line.name}
+    look |= {"linestyle": (0, style.dash) if style.dash else "-"}
+    (drawn,) = axes.plot(view.x, y, linewidth=0.5 if thin else 1.4, alpha=0.4 if thin else 1.0, **look)
     dots = np.flatnonzero(_alone(y))
     if len(dots):
         size = 3.5 if len(dots) < 20 else 1.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -60,17 +60,6 @@ def short_number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def distinct_texts(values: Sequence[Any], text_of: Callable[[Any, int], str]) -> list[str]:
-    """Format each value with `text_of`, with the smallest number of digits, at least four, that keeps
-    different values different."""
-    different = len({text_of(value, 17) for value in values})
-    for digits in range(4, 17):
-        texts = [text_of(value, digits) for value in values]
-        if len(set(texts)) == different:
-            return texts
-    return [text_of(value, 17) for value in values]
-
-
 def time_unit(longest: float) -> tuple[str, float]:
     """Return the name and the length in seconds of the largest time unit that fits at least twice into
     `longest` seconds, or of the second if no unit does."""
@@ -110,29 +99,6 @@ def shorten(text: str, width: int) -> str:
         return text
     front = (width - 1) // 2
     return f"{text[:front]}…{text[len(text) - (width - 1 - front) :]}"
-
-
-def shorten_overrides(texts: Sequence[str], width: int) -> list[str]:
-    """Cut overrides, `key=value` separated by spaces, to `width` characters in total, alike in all texts.
-
-    First the keys are cut at the end, down to 3 characters, because the values tell texts apart; then the
-    values in the middle.
-    """
-
-    def cut(part: str, keys: int, values: int) -> str:
-        key, equals, value = part.rpartition("=")
-        return (key if len(key) <= keys else f"{key[: keys - 1]}…") + equals + shorten(value, values)
-
-    longest = max(map(len, texts), default=0)
-    sizes = [
-        *((keys, longest) for keys in range(longest, 2, -1)),
-        *((3, one) for one in range(longest, 0, -1)),
-    ]
-    for keys, values in sizes:
-        found = [" ".join(cut(part, keys, values) for part in text.split(" ")) for text in texts]
-        if max(map(len, found), default=0) <= width:
-            return found
-    return [shorten(text, width) for text in texts]
 
 
 def join_names(names: Sequence[str], most: int = 3) -> str:

@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar
 
-from labrl.analysis.formats import distinct_texts
 from labrl.config.keys import key_of, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.run.folder import Status
 from labrl.run.run import Run, group_config
 from labrl.run.session import RunSession
 
@@ -25,9 +23,6 @@ FILTERS: dict[str, Callable[[Run], str]] = {
     "name": lambda run: run.name,
 }
 """Attributes of a run that a filter can use, in addition to the keys of its configuration."""
-
-STATUSES = (*get_args(Status), "killed")
-"""Values of the filter `status`. `killed`: the process died without recording how the run ended."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -169,18 +164,11 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _brief_text(value: Any, digits: int) -> str:
-    """Format a value with `digits` digits. Of a mapping other than a schedule, only `digits` - 3 entries are
-    written."""
+def _rounded(value: Any) -> Any:
+    """Return a value, or the values of a mapping, with floats rounded to four digits."""
     if isinstance(value, Mapping):
-        value = {name: _rounded(inner, digits) for name, inner in value.items()}
-        if value_text(value).startswith("{") and len(value) > digits - 3:
-            return f"{value_text(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
-    return value_text(_rounded(value, digits))
-
-
-def _rounded(value: Any, digits: int) -> Any:
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def group_by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -202,7 +190,8 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     for rivals in group_by_key(firsts, lambda run: (run.agent, run.env)).values():
         different = distinguishing_keys(rivals) if len(rivals) > 1 else {}
         columns = [
-            (_short(key), distinct_texts(values, _brief_text)) for key, values in [*different.items()][:3]
+            (_short(key), [value_text(_rounded(value)) for value in values])
+            for key, values in [*different.items()][:3]
         ]
         for place, run in enumerate(rivals):
             parts = [run.agent, *(f"{key}={values[place]}" for key, values in columns)]
@@ -232,21 +221,11 @@ def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list
     kept = list(runs)
     for condition in filters:
         key, equals, text = condition.partition("=")
-        if equals and not key:
-            fix = "Write the key before the equals sign, such as status=finished, env=pong or agent.lr=1e-4"
-            raise InputError.about(condition, "a filter needs a key", fix, code="syntax", key=condition)
-        if equals and key == "status" and not any(fnmatch(status, text) for status in STATUSES):
-            guess = did_you_mean(text, STATUSES, "status=")
-            fix = f"The status of a run is one of {', '.join(STATUSES)}.{guess}"
-            raise InputError.about(condition, "no such status", fix, code="unknown-option")
         if not equals:
             folders = {run.path: os.path.relpath(run.path, root.expanduser()) for run in runs}
             if not any(condition in folder for folder in folders.values()):
-                # The name of an agent, for example, is meant as a condition.
-                meant = (name for run in runs for name in FILTERS if FILTERS[name](run) == condition)
-                hint = next((f" Did you mean {name}={condition}?" for name in meant), None)
                 fix = "A filter is a part of a folder's name, or a condition such as status=finished."
-                fix += hint or did_you_mean(condition, [*folders.values()])
+                fix += did_you_mean(condition, [*folders.values()])
                 raise InputError.not_found(condition, f"no run folder in {root} has this in its name", fix)
             kept = [run for run in kept if condition in folders[run.path]]
         elif key in FILTERS:
@@ -254,10 +233,9 @@ def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list
         elif any(value_at(run, key) is not None for run in runs):
             kept = [run for run in kept if _matches(value_at(run, key), text)]
         else:
-            nodes = [item for run in runs for item in run.config.items() if isinstance(item[1], Mapping)]
-            tops = {f"{group}.{name}" for group, node in nodes for name in node}
+            known = [*FILTERS, *dict.fromkeys(name for run in runs for name, _ in _leaves(run.config))]
             fix = "The key of a filter is status, agent, env, name or a key of the configuration, such as "
-            fix += f"agent.lr.{did_you_mean(key, [*FILTERS, 'seed', *tops])}"
+            fix += f"agent.lr.{did_you_mean(key, known)}"
             raise InputError.about(condition, f"no run has the key {key}", fix, code="unknown-key")
     return kept
 

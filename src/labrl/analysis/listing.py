@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from labrl.analysis.formats import align_columns, score, short_number, shorten, time_unit, widths_that_fit
 from labrl.analysis.groups import differing_keys, filter_runs, group_runs
 from labrl.analysis.returns import collect_info, group_return
-from labrl.analysis.search import Confirmed, SearchResult, read_search, runs_of
+from labrl.analysis.search_result import Confirmed, SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
 from labrl.errors import InputError, LabrlError
 from labrl.run.experiment import Experiment
@@ -69,16 +69,11 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
         else:
             about = {"folder": run.path, "kind": "run", "status": run.status, "created": run.created}
             found.append(_entry(about, [run], group_scores([run])))
-    refusals = []
     for home, trials in by_experiment.items():
         try:
             found.append(_of_experiment(Experiment.load(home), trials))
         except LabrlError as error:
-            refusals.append(error)
-    if refusals and not found:
-        raise refusals[0]
-    for refusal in refusals:
-        _log.warning("skipped: %s", refusal)
+            _log.warning("skipped: %s", error)
     for entry in found:
         path = entry["folder"]
         entry["folder"] = path.name if path == own else os.path.relpath(path, own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -48,9 +48,6 @@ FEW_SEEDS = 5
 
 PROFILE_POINTS = 101
 """Number of thresholds in a performance profile."""
-
-FEW_GROUPS = 4
-"""Largest number of groups that a warning lists one by one."""
 
 ALL_PAIRS = 10
 """Maximum number of groups for which all pairs are compared. With more groups, only the best group is
@@ -175,7 +172,7 @@ def group_statistics(
     grid, returns = align_curves([one["frame"] for one in scores], [one["return_mean"] for one in scores])
     agents = list(dict.fromkeys(run.agent for run in runs))
     left_out = [
-        {"run": entry["run"], "session": entry["index"], "reason": reason.text}
+        {"run": entry["run"], "session": entry["index"], "reason": reason}
         for entry, reason in zip(entries, reasons, strict=True)
         if reason is not None
     ]
@@ -218,29 +215,9 @@ def scores_of(runs: Sequence[Run]) -> str:
     return "both" if len(rigorous) > 1 else "evaluation" if rigorous == {True} else "training"
 
 
-class Reason(NamedTuple):
-    """Reason why a session is not part of a sample."""
-
-    why: str
-    """Text of the reason, with the placeholder `{frame}` for the frame of the session."""
-    frame: float | None = None
-    """Frame at which the session ended; None if the reason does not depend on it."""
-
-    @property
-    def text(self) -> str:
-        """Text of the reason for this session alone."""
-        return self.of([self])
-
-    def of(self, those: Sequence[Reason]) -> str:
-        """Return the reason as text for several sessions, whose reasons differ at most in the frame."""
-        frames = sorted({one.frame for one in those if one.frame is not None})
-        ends = frames[:1] + frames[1:][-1:]
-        return self.why.replace("{frame}", " to ".join(f"{end:,.0f}" for end in ends))
-
-
 def reasons_to_leave_out(
     sessions: Sequence[tuple[Run, RunSession]], of_tables: bool = True
-) -> Iterator[Reason | None]:
+) -> Iterator[str | None]:
     """Yield, for each session of a group, the reason to leave it out of the sample; None for no reason.
 
     A session that played its complete budget, or that its evaluations ended early, is part of the sample even
@@ -255,24 +232,18 @@ def reasons_to_leave_out(
     seen: dict[tuple[str, int], str] = {}
     confirmed_in = {run.path.parent for run, _ in sessions if run.path.name.startswith(CONFIRMING)}
     for (run, one), end in zip(sessions, ends, strict=True):
-        frame = one.furthest("frame") if of_tables else end
         goal = min(furthest, run.max_frame or furthest)
         twin = None if one.seed is None else (run.group_key, one.seed)
         if not (len(one.scores["frame"]) if of_tables else one.outcome["final_return"] is not None):
-            yield Reason("no episode has finished")
+            yield "no episode has finished"
         elif run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING):
-            yield Reason(
-                "selected by its return (selection bias), so only the fresh seeds of its confirmation count"
-            )
-        elif end < FAR_ENOUGH * goal and not one.result.get("stop"):
-            state = "is still at" if one.status == "running" else "ended at"
-            if frame >= FAR_ENOUGH * goal:
-                state, frame = "has rows up to", end
-            yield Reason(f"{state} frame {{frame}} of {goal:,.0f} ({one.status})", frame)
+            yield "selected by its return (selection bias), so only the fresh seeds of its confirmation count"
         elif one.status == "failed":
-            yield Reason("failed at frame {frame}", frame)
+            yield "failed"
+        elif end < FAR_ENOUGH * goal and not one.result.get("stop"):
+            yield f"fewer than {FAR_ENOUGH:.0%} of {goal:,.0f} frames ({one.status})"
         elif twin is not None and twin in seen:
-            yield Reason(f"the same seed and configuration as {seen[twin]}")
+            yield f"the same seed and configuration as {seen[twin]}"
         else:
             if twin is not None:
                 seen[twin] = f"session {one.index} of {run.name}"
@@ -296,7 +267,7 @@ def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
 def _warnings(
     runs: Sequence[Run],
     entries: Sequence[Mapping[str, Any]],
-    reasons: Sequence[Reason | None],
+    reasons: Sequence[str | None],
     baseline: Baseline | None,
 ) -> Iterator[str]:
     """Yield the warnings of a sample, each only once for all runs or sessions that it concerns.
@@ -308,13 +279,13 @@ def _warnings(
     for warning, pairs in group_by_key(said, lambda pair: pair[0]).items():
         yield f"{join_names([name for _, name in pairs])}: {warning}" if several else warning
     left_out = [(one, why) for one, why in zip(entries, reasons, strict=True) if why is not None]
-    for those in group_by_key(left_out, lambda pair: pair[1].why).values():
+    for reason, those in group_by_key(left_out, lambda pair: pair[1]).items():
         who, are = _named([one for one, _ in those], several), "is" if len(those) == 1 else "are"
-        yield f"{who} {are} left out of the statistics: {those[0][1].of([why for _, why in those])}"
+        yield f"{who} {are} left out of the statistics: {reason}"
     unfinished = [
         one
         for one, why in zip(entries, reasons, strict=True)
-        if one["status"] in ("interrupted", "killed") and (why is None or why.frame is None)
+        if why is None and one["status"] in ("interrupted", "killed")
     ]
     for status, ended in group_by_key(unfinished, lambda one: str(one["status"])).items():
         yield f"{_named(ended, several)} {'was' if len(ended) == 1 else 'were'} {status} before the end"
@@ -477,9 +448,7 @@ def _unlike(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"the groups are scored by different kinds of episodes ({facts})"
     ends = {entry["name"]: max(session["frames"] for session in entry["sessions"]) for entry in counted}
     if ends and min(ends.values()) < 0.9 * max(ends.values()):
-        facts = ", ".join(f"{name}: {frames:,}" for name, frames in ends.items())
-        if len(ends) > FEW_GROUPS:
-            facts = f"from {min(ends.values()):,} to {max(ends.values()):,}"
+        facts = f"from {min(ends.values()):,} to {max(ends.values()):,}"
         yield f"the final returns are at different frames ({facts}): compare the curves instead"
     for entry in statistics:
         if not entry["counted"]:

@@ -137,31 +137,6 @@ class MetaConfig:
     """Whether to compute statistics, plots and a report when the trial ends. The trials of a search make no
     report unless the key is set to true on the command line; the search has its own report."""
 
-    def __post_init__(self) -> None:
-        if self.async_unroll is not None and self.distributed:
-            raise ValueError(
-                "async_unroll needs separate weights for each session, but with meta.distributed="
-                f"{self.distributed} all sessions train the same weights: set meta/async_unroll=none or "
-                "meta.distributed=false"
-            )
-        if self.log == "histograms" and not self.tensorboard:
-            raise ValueError(
-                "log=histograms needs TensorBoard, but meta.tensorboard=false: set "
-                "meta.tensorboard=true or meta.log=norms"
-            )
-        separate = {
-            "eval_episodes": self.eval_episodes > 1,
-            "eval_greedy": self.eval_greedy,
-            "eval_epsilon": self.eval_epsilon > 0,
-            "async_eval": self.async_eval,
-        }
-        if any(separate.values()) and not self.rigorous_eval:
-            name = next(name for name, is_set in separate.items() if is_set)
-            raise ValueError(
-                f"{name} needs separate evaluation environments, but scores come from the training episodes "
-                f"(meta.rigorous_eval is null or 0): set meta.rigorous_eval=<number>, or omit meta.{name}"
-            )
-
 
 @dataclass(kw_only=True)
 class EnvironmentConfig:

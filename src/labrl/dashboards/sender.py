@@ -6,6 +6,7 @@ not import wandb.
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
 import json
 import logging
@@ -23,6 +24,7 @@ from typing import Any
 from labrl.config.validate import dataclass_of
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
+from labrl.processes.output import doing
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 
@@ -30,35 +32,42 @@ GRACE_SECONDS = 10.0
 """Seconds that a trial waits at its end in addition to `wandb.wait`. The sending process may have started
 only just before."""
 
-QUIET_SECONDS = 3.0
-"""Seconds that a trial waits for uploads before it prints that it is waiting."""
-
 LOG = "wandb.log"
 """File in the run folder with the output of the sending process."""
 
 _log = logging.getLogger(__name__)
 
 
-def is_sent(config: WandbConfig) -> tuple[bool, str | None]:
-    """Return whether W&B is used for a run, and a line to print at its start (None for no line).
+def resolve_mode(config: WandbConfig) -> tuple[str, str | None]:
+    """Return whether a run is sent `online`, `offline` or not at all (`disabled`), and a line to print at its
+    start (None for no line).
 
     Raises InputError if `wandb.mode` is online but there is no login, because labrl never asks for one.
     """
-    asked = os.environ.get("WANDB_MODE") if config.mode == "auto" else None
-    mode = {"offline": "offline", "dryrun": "offline", "disabled": "disabled"}.get(asked or "", config.mode)
-    if mode == "disabled":
-        return False, None
-    if mode == "offline":
-        return True, "W&B: offline; `wandb sync` uploads the run later"
-    if has_login():
-        return True, f"W&B: online, project {config.project}"
+    mode = str(config.mode)
     if mode == "auto":
-        return False, "W&B: off (no login). `wandb login` turns it on; wandb=disabled hides this line"
-    fix = (
-        "Log in once with `wandb login`, set WANDB_API_KEY=<key> before the command, or set wandb=offline to "
-    )
-    fix += "upload the run later"
+        own = os.environ.get("WANDB_MODE") or _settings_mode()
+        mode = {"dryrun": "offline", "offline": "offline", "disabled": "disabled"}.get(own, mode)
+    if mode == "disabled":
+        return mode, None
+    if mode == "offline":
+        return mode, "W&B: offline; `wandb sync` uploads the run later"
+    if has_login():
+        return "online", f"W&B: online, project {config.project}"
+    if mode == "auto":
+        return "disabled", "W&B: off (no login). `wandb login` turns it on; wandb=disabled hides this line"
+    fix = "Log in once with `wandb login`, set WANDB_API_KEY=<key> before the command, or set wandb=offline"
     raise InputError.about("wandb.mode=online", f"it needs a login to {_host()}", fix, code="missing")
+
+
+def _settings_mode() -> str:
+    """Return the mode in W&B's own settings, which `wandb offline` writes; '' if they set none."""
+    home = os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
+    here = Path(os.environ.get("WANDB_DIR", "."))
+    settings = configparser.ConfigParser(interpolation=None)
+    with suppress(configparser.Error, UnicodeDecodeError):
+        settings.read([Path(home) / "settings", here / "wandb" / "settings", here / ".wandb" / "settings"])
+    return settings.get("default", "mode", fallback="")
 
 
 def has_login() -> bool:
@@ -88,10 +97,10 @@ def shown_on_wandb(
     the first trial of an experiment prints whether its runs are sent. Raises InputError if `wandb=online` is
     set but there is no login.
     """
-    sends, line = is_sent(config)
+    mode, line = resolve_mode(config)
     if line and run.is_first_of_experiment:
         say(line)
-    process = _started(config, run, sessions) if sends else None
+    process = _start(config, mode, run, sessions) if mode != "disabled" else None
     try:
         yield
     finally:
@@ -103,29 +112,19 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
     """Send everything that W&B still lacks of a run that has ended. Return whether everything has arrived.
 
     changes: values of `WandbConfig` that replace those of the run. Raises BusyFolderError if the run is still
-    running, and InputError if an option is wrong or there is no login.
+    running, and InputError if a value is wrong or there is no login.
     """
     options = {**run.read_config().get("wandb", {}), "mode": "online", **changes}
-    try:
-        config = dataclass_of(WandbConfig, options, "wandb")
-    except InputError as error:  # the user set an option of labrl-wandb, not a key
-        flags = {f"wandb.{name}": f"--{name}" for name in changes}
-        raise InputError.of(
-            InputError(one.message.replace(one.key, flags[one.key]), code=one.code, key=flags[one.key])
-            if one.key in flags
-            else one
-            for one in error.mistakes
-        ) from None
+    config = dataclass_of(WandbConfig, options, "wandb")
     sessions = [one.index for one in run.sessions]
     with run.lock():
-        is_sent(config)
-        process = _started(config, run, sessions)
+        process = _start(config, resolve_mode(config)[0], run, sessions)
         return process is not None and _finish(process, config, run, sessions, say)
 
 
-def _started(config: WandbConfig, run: Run, sessions: Sequence[int]) -> Popen[str] | None:
-    order = {"folder": str(run.path), "options": dataclasses.asdict(config), "sessions": list(sessions)}
-    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+def _start(config: WandbConfig, mode: str, run: Run, sessions: Sequence[int]) -> Popen[str] | None:
+    options = {**dataclasses.asdict(config), "mode": mode}
+    order = {"folder": str(run.path), "options": options, "sessions": list(sessions)}
     try:
         with open(run.path / LOG, "ab") as log:
             process = Popen(
@@ -135,7 +134,6 @@ def _started(config: WandbConfig, run: Run, sessions: Sequence[int]) -> Popen[st
                 stderr=log,
                 text=True,
                 start_new_session=True,  # Ctrl-C reaches only the command, which waits for the process
-                env={**os.environ, "PYTHONPATH": paths},
             )
     except OSError as error:
         _log.warning("the process for Weights & Biases cannot start, but training continues: %s", error)
@@ -163,15 +161,10 @@ def _finish(
     Ctrl-C. Then print where the sessions are shown and what went wrong. Return whether everything has arrived
     without problems."""
     seconds, failure = config.wait + GRACE_SECONDS, None
-    quietly = min(seconds, QUIET_SECONDS)
+    doing(f"uploading to W&B for at most {seconds:.0f} s (Ctrl-C to skip)")
     try:
         _tell(process, "end")
-        try:
-            code = process.wait(quietly)
-        except TimeoutExpired:
-            say(f"W&B: uploading for at most {seconds:.0f} s (Ctrl-C to skip)")
-            code = process.wait(seconds - quietly)
-        if code:
+        if code := process.wait(seconds):
             failure = f"the sending process ended with exit code {code}"
     except (TimeoutExpired, KeyboardInterrupt):
         process.kill()
@@ -185,9 +178,7 @@ def _finish(
         say(f"W&B: {urls[0]}" + (f" and {len(urls) - 1} more in its group" if len(urls) > 1 else ""))
     if warnings:
         say(f"W&B: {warnings[0]} (log: {run.path / LOG})")
-        if arrived:
-            say(f"W&B: upload the rest with: labrl-wandb {shlex.quote(str(run.path))}")
-    if not arrived:
-        folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
-        say(f"W&B: saved in the run folder; upload it with: wandb sync {folders}")
+    if warnings or not arrived:
+        what = "upload the rest" if arrived else "saved in the run folder; upload it"
+        say(f"W&B: {what} with: labrl-wandb {shlex.quote(str(run.path))}")
     return arrived and not warnings

@@ -32,12 +32,7 @@ POLL_SECONDS = 1.0
 INIT_SECONDS = 30.0
 """Seconds that W&B may take to start a run before it is kept offline. WANDB_INIT_TIMEOUT overrides this."""
 
-_PACKAGES = ("labrl", "torch", "numpy", "gymnasium", "ale-py", "hydra-core", "wandb")
 _PROVENANCE = ("started", "command", "git", "python", "machine", "overrides")
-_SUMMARY = (
-    *("final_return", "return_mean", "return_std", "best_return", "best_source", "return_episodes"),
-    *("frame", "episodes", "wall", "seed", "status", "error"),
-)
 _EXIT_CODES = {"finished": DONE, "pruned": DONE, "interrupted": INTERRUPTED}
 
 _log = logging.getLogger(__name__)
@@ -53,8 +48,7 @@ class WandbSession:
     """
 
     def __init__(self, run: Run, index: int, mode: str, options: Mapping[str, Any]) -> None:
-        """mode: auto (as W&B's own settings say), online or offline; options: a `WandbConfig` as plain
-        data."""
+        """mode: online or offline; options: a `WandbConfig` as plain data."""
         self.folder = run.session(index)
         self.mode = mode
         self.ended = False
@@ -82,7 +76,6 @@ class WandbSession:
             self._warn(f"not reachable ({first_line(error)}), so the run is kept offline", error)
             self.mode = "offline"
             self._wandb = self._init(wandb)
-        self.mode = "offline" if self._wandb.offline else "online"
         self._sent = max(self._logs.values(), default=-1)
         if self.mode == "online":
             self._sent = self._wandb.starting_step - 1
@@ -115,25 +108,16 @@ class WandbSession:
 
         self.update()
         result = self.folder.read_result() or {"status": "failed"}
-        self._wandb.summary.update({key: result[key] for key in _SUMMARY if result.get(key) is not None})
+        plain = {key: value for key, value in result.items() if isinstance(value, int | float | str)}
+        self._wandb.summary.update(plain)
         wanted, store = self._options["artifacts"], self.folder.store()
         films = sorted(self.folder.videos.glob("*.mp4"))
-        if "media" in wanted and films:
-            shown = {  # by the first word of their names, best or latest
-                f"videos/{path.stem.partition('_')[0]}": Video(str(path), caption=path.stem, format="mp4")
-                for path in films
-            }
-            self._wandb.log({"frame": self._sent, **shown}, step=self._sent + 1)
+        if "media" in wanted and films:  # by the first word of their names, best or latest
+            shown = {f"videos/{one.stem.partition('_')[0]}": Video(str(one), format="mp4") for one in films}
             self._sent += 1
+            self._wandb.log(shown, step=self._sent)
         if "best" in wanted and (frame := store.best_frame()) is not None:
-            scores = {row["frame"]: row["return_mean"] for row in self.folder.read_rows("eval")}
-            self._add(
-                "best",
-                "model",
-                sorted(store.path_of(frame).iterdir()),
-                frame=frame,
-                best_return=scores.get(frame),
-            )
+            self._add("best", "model", sorted(store.path_of(frame).iterdir()))
         if "videos" in wanted and films:
             self._add("videos", "videos", films)
         if report is not None:
@@ -148,9 +132,7 @@ class WandbSession:
                 action()
         except Exception as error:
             self.ended = True
-            why = f"an error ended the upload ({first_line(error)})"
-            late = isinstance(error, TimeoutError)
-            self._warn("the upload did not finish in time" if late else why, error)
+            self._warn(f"an error ended the upload ({first_line(error)})", error)
 
     def _warn(self, text: str, error: Exception) -> None:
         self._warning = self._warning or text
@@ -166,20 +148,15 @@ class WandbSession:
         write_json(self._state, facts)
 
     def _rows(self, upto: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables and the time
-        at which its row was written: as long before the last write of the table as it trained since then."""
+        """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables."""
         merged: dict[int, dict[str, Any]] = {}
         for table in ("train", "eval"):
-            rows = self.folder.read_rows(table)
-            for row in rows:
+            for row in self.folder.read_rows(table):
                 frame = int(row.pop("frame"))
-                if not self._sent < frame <= upto:
-                    continue
-                found = merged.setdefault(frame, {"frame": frame})
-                found |= {f"{table}/{key}": value for key, value in row.items() if is_number(value)}
-                if is_number(row.get("wall")) and is_number(rows[-1].get("wall")):
-                    written = (self.folder.path / f"{table}.csv").stat().st_mtime
-                    found.setdefault("_timestamp", written - (rows[-1]["wall"] - row["wall"]))
+                if self._sent < frame <= upto:
+                    numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
+                    found = {f"{table}/{key}": value for key, value in numbers.items()}
+                    merged.setdefault(frame, {"frame": frame}).update(found)
         yield from sorted(merged.items())
 
     def _init(self, wandb: Any) -> Any:
@@ -191,17 +168,13 @@ class WandbSession:
                 shutil.rmtree(log, ignore_errors=True)
                 self._logs.pop(log.name, None)
         experiment, facts = self._run_folder.experiment, self._run_folder.read_provenance()
-        versions, name = facts.get("packages", {}), self._options["name"] or self._run_folder.path.name
+        name = self._options["name"] or self._run_folder.path.name
         recorded = {
             **{key: value for key, value in self._config.items() if key != "wandb"},
             "session": self.folder.index,
             "run_folder": str(self._run_folder.path),
             "experiment": experiment.name if experiment else None,
-            "provenance": {
-                **{key: facts[key] for key in _PROVENANCE if key in facts},
-                "packages": {name: versions[name] for name in _PACKAGES if name in versions},
-                "resumes": len(self._run_folder.read_info().get("resumes", [])),
-            },
+            "provenance": {key: facts[key] for key in _PROVENANCE if key in facts},
         }
         home = f"{experiment.name}/" if experiment else ""
         return wandb.init(
@@ -210,7 +183,7 @@ class WandbSession:
             name=f"{name}_{self.folder.index}" if self._config["meta"]["max_session"] > 1 else name,
             group=self._options["group"] or f"{home}{self._run_folder.path.name}",
             config=redact(recorded),
-            mode=None if self.mode == "auto" else self.mode,
+            mode=self.mode,
             dir=str(self.folder.path),
             id=self.id,
             resume="allow",
@@ -232,18 +205,13 @@ class WandbSession:
             ),
         )
 
-    def _add(self, name: str, kind: str, files: list[Path], **facts: Any) -> None:
+    def _add(self, name: str, kind: str, files: list[Path]) -> None:
         from wandb import Artifact
 
-        artifact = Artifact(f"{self.id}-{name}", type=kind, metadata=facts)
+        artifact = Artifact(f"{self.id}-{name}", type=kind)
         for file in files:
             artifact.add_file(str(file), name=file.name)
         self._wandb.log_artifact(artifact)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a cell of a table is a number."""
-    return isinstance(value, int | float)
 
 
 def main() -> None:

@@ -16,15 +16,10 @@ from labrl.config.schema import EnvironmentConfig
 from labrl.envs.emulators import BatchedEmulators, SeparateEmulators, separate_is_faster
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Backend, Transition
-from labrl.errors import InputError
 from labrl.types import NonNegativeInt, PositiveInt, Probability
 
 # Otherwise the ALE prints a line to standard error for every emulator.
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-
-
-INFOS = ("lives", "frame_number", "episode_frame_number")
-"""Names of the numeric entries in the info of the ALE's vector environment."""
 
 
 @dataclass(kw_only=True)
@@ -58,13 +53,6 @@ class AtariConfig(EnvironmentConfig):
     evaluation."""
     max_episode_frames: PositiveInt
     """Emulator frames after which a game is truncated, >= 1 (108,000 frames correspond to 30 minutes)."""
-
-    def __post_init__(self) -> None:
-        if unknown := [name for name in self.info_keys or () if name not in INFOS]:
-            infos = f"the info of the ALE's vector environment, which contains {', '.join(INFOS)}"
-            why = f"{unknown[0]} is not in {infos}"
-            fix = "To record other values, step the game with env=gymnasium, or compute them in a callback"
-            raise InputError.unsupported("env.info_keys", why, fix)
 
     def stacking(self) -> str:
         """Describe how an observation is composed, for users who compute it without labrl."""

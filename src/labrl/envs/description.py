@@ -9,34 +9,28 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Space
+from gymnasium.spaces import Space
 
-from labrl.envs.info import number_of, shorten
+from labrl.envs.info import number_of
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid, without_mask
 from labrl.envs.protocol import Repeats
 from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.envs.subenv import fit
 from labrl.errors import TRACEBACK, Code, InputError, LabrlError, described
 from labrl.seeding import global_generators_kept
-from labrl.spaces import copied, flat_space, inputs_of, range_of, same, why_unsupported
+from labrl.spaces import copied, flat_space, inputs_of, same, why_unsupported
 
 _log = logging.getLogger(__name__)
 
 STEPS = 20
 """Number of steps of an episode that is compared. Five episodes are played if all repeat."""
-
-LOOKALIKES = (
-    *("action_masks", "mask", "masks", "valid_action_mask", "get_action_mask", "valid_actions", "valid_mask"),
-    *("legal_actions", "legal_moves", "available_actions", "avail_actions", "get_avail_actions"),
-)
-"""Names of methods, and of entries of infos and observations, that other libraries use for masks."""
 
 OLD_INTERFACE = "This is Gym's old interface: replace `done` by `terminated, truncated`"
 
@@ -52,23 +46,15 @@ class Description:
     action_space: Space[Any]
     masked: bool
     """Whether environments provide action masks."""
-    lookalikes: Sequence[str]
-    """Names of what looks like a mask, in order, if the environment provides none."""
     repeats: Repeats
 
     def describe_masks(self) -> str:
-        """Return a line on the masks that a run uses, or on what looks like a mask but is not used."""
-        if self.masked:
-            carried = carries_mask(self.observation_space, self.action_space)
-            source = f"observation[{KEY!r}]" if carried else f"info[{KEY!r}]"
-            return f"action masks: {source} is used (env.action_mask=false ignores it)"
-        if not (self.lookalikes and choices(self.action_space)):
+        """Return a line on the masks that a run uses; empty if there are none."""
+        if not self.masked:
             return ""
-        return (
-            f"action masks: none are used, although the environment has {', '.join(self.lookalikes)}. labrl "
-            f"uses info[{KEY!r}] of reset() and step(), or observation[{KEY!r}]: return the mask there, for "
-            "example in a wrapper (env.wrappers), or set env.action_mask=false"
-        )
+        carried = carries_mask(self.observation_space, self.action_space)
+        source = f"observation[{KEY!r}]" if carried else f"info[{KEY!r}]"
+        return f"action masks: {source} is used (env.action_mask=false ignores it)"
 
 
 def description_of(config: GymnasiumConfig) -> Description:
@@ -93,13 +79,9 @@ class _Look:
         self._make, self._options = EnvFactory(config), config.reset_options
         self._asks_masks, self._compares = config.action_mask, compares
         self._masked = False
-        self._lookalikes: dict[str, None] = {}
         self._actions: list[Any] = []
         self._inputs: list[tuple[tuple[Any, ...], Space[Any]]] = []
         """Path of each part of an observation, and its space."""
-        self._least: dict[tuple[Any, ...], Any] = {}
-        self._most: dict[tuple[Any, ...], Any] = {}
-        """Least and greatest values of the parts that are Boxes."""
 
     def describe(self) -> Description:
         """Return the properties of the environments."""
@@ -115,12 +97,10 @@ class _Look:
                     self._actions = [self._action_space.sample() for _ in range(steps)]
                     first = self._play(env, 1)
                     repeats = self._compare(env, first) if self._compares else "always"
-                self._warn_of_bounds(env)
             return Description(
                 observation_space=self._space,
                 action_space=self._action_space,
                 masked=self._masked,
-                lookalikes=tuple(self._lookalikes),
                 repeats=repeats,
             )
 
@@ -153,18 +133,17 @@ class _Look:
     def _start(self, env: gymnasium.Env[Any, Any], seed: int) -> Iterator[Any]:
         """Reset an environment, and step it whenever the next result is asked for."""
         # A copy, because an environment may modify its options.
-        answer: Any = env.reset(seed=seed, options=copy.deepcopy(self._options))
-        observation, info = self._examine("reset", answer, ("observation", "info"))
-        masked = self._asks_masks and self._has_mask(env, observation, info)
+        observation, info = env.reset(seed=seed, options=copy.deepcopy(self._options))
+        self._check_fit(observation, "reset")
+        masked = self._asks_masks and self._has_mask(observation, info)
         self._masked |= masked
         # Copied because some environments modify their action, and some their earlier observations.
         yield copied(observation)
         for step, action in enumerate(self._actions):
             valid = replace_invalid(action, self._action_space, observation, info)
-            names = ("observation", "reward", "terminated", "truncated", "info")
-            result: Any = self._examine("step", env.step(np.array(valid)[()]), names)
-            observation, reward, terminated, truncated, info = result
-            if self._asks_masks and not masked and step == 0 and self._has_mask(env, observation, info):
+            observation, reward, terminated, truncated, info = env.step(np.array(valid)[()])
+            self._check_fit(observation, "step", reward=reward, terminated=terminated, truncated=truncated)
+            if self._asks_masks and not masked and step == 0 and self._has_mask(observation, info):
                 raise self._unusable(
                     f"it returns info['{KEY}'] from step() but not from reset(), so the valid first actions "
                     "are unknown: return the mask from reset() as well"
@@ -173,59 +152,19 @@ class _Look:
             if terminated or truncated:
                 break
 
-    def _examine(self, method: str, answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
-        """Return what a method returned. Raises InputError unless it is what Gymnasium requires."""
-        several = isinstance(answer, tuple | list)
-        if not several or len(answer) != len(names):
-            came = f"{len(answer)} values" if several else shorten(answer)
-            why = f"{method}() must return {len(names)} values, ({', '.join(names)}), but returned {came}"
-            raise self._misfit(why, OLD_INTERFACE if several and len(answer) == 4 else "")
-        observation, others, info = answer[0], answer[1:-1], answer[-1]
-        if not isinstance(info, Mapping):
-            raise self._misfit(f"{method}() returned the info {shorten(info)}, but it must be a dict")
-        for flag in others[1:]:
-            if np.shape(flag) not in ((), (1,)) or not np.isin(flag, (0, 1)).all():
-                raise self._misfit(f"{method}() must return True or False as flags, not {shorten(flag)}")
-        called = f"the observation of {method}()"
+    def _check_fit(self, observation: Any, method: str, **numbers: Any) -> None:
+        """Raise InputError unless an observation fits its space, and rewards and flags are numbers."""
+        called = "observation"
         try:
             for path, space in self._inputs:
-                part, called = (
-                    observation,
-                    f"observation{''.join(f'[{key!r}]' for key in path)} of {method}()",
-                )
+                called, part = "".join(["observation", *(f"[{key!r}]" for key in path)]), observation
                 for key in path:
                     part = part[key]
-                array = fit(space, part)
-                if isinstance(space, Box):
-                    self._least[path] = np.fmin(self._least.get(path, array), array)
-                    self._most[path] = np.fmax(self._most.get(path, array), array)
-            called = f"the reward of {method}()"
-            for reward in others[:1]:
-                number_of(reward)
+                fit(space, part)
+            for called, number in numbers.items():  # noqa: B007  (the error names it)
+                number_of(number)
         except (LookupError, TypeError, ValueError) as error:
-            raise self._misfit(f"{called} {error}") from error
-        return tuple(answer)
-
-    def _warn_of_bounds(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Warn of observations outside the bounds of their space, by which networks scale bytes, and of bytes
-        that are only 0 or 1. Environments of Gymnasium exceed bounds that nobody will change."""
-        while not _is_own(env) and isinstance(env, gymnasium.Wrapper):
-            env = env.env
-        for path, space in self._inputs if _is_own(env) else ():
-            if not isinstance(space, Box) or path not in self._least:
-                continue
-            least, most = self._least[path], self._most[path]
-            slack = 1e-3 * np.maximum(np.abs(space.low * 1.0), np.abs(space.high * 1.0))
-            called = f"{self._make.named}: {_called(path)}"
-            if (least < space.low - slack).any() or (most > space.high + slack).any():
-                _log.warning("%s exceeds the bounds of its space, %s, and is not clipped", called, space)
-            elif range_of(space) == 255.0 and most.max() <= 1 and self._compares:
-                _log.warning(
-                    "%s contained only 0 and 1, but networks divide the bytes of its space, %s, by 255. If "
-                    "it is an image with values from 0 to 1, multiply it by 255; if flags, declare high=1",
-                    called,
-                    space,
-                )
+            raise self._unusable(f"the {called} of {method}() {error}", key=self._make.key) from error
 
     @contextlib.contextmanager
     def _made(self) -> Iterator[gymnasium.Env[Any, Any]]:
@@ -247,15 +186,11 @@ class _Look:
         with contextlib.suppress(Exception) if self._compares else self._failing("close()"):
             env.close()
 
-    def _has_mask(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> bool:
-        """Return whether `env` returned a mask, in its observation or info. Raises InputError if the mask
-        does not fit the action space."""
+    def _has_mask(self, observation: Any, info: Any) -> bool:
+        """Return whether the environment returned a mask, in its observation or info. Raises InputError if
+        the mask does not fit the action space."""
         space, carried = self._action_space, carries_mask(self._space, self._action_space)
         if (given := observation[KEY] if carried else info.get(KEY)) is None:
-            parts = {"info": info, "observation": observation if isinstance(observation, Mapping) else {}}
-            found = [f"{part}[{name!r}]" for part in parts for name in LOOKALIKES if name in parts[part]]
-            found += [f"its {name}" for name in LOOKALIKES if env.has_wrapper_attr(name)]
-            self._lookalikes |= dict.fromkeys(found)
             return False
         if not choices(space):
             raise self._unusable(
@@ -280,25 +215,10 @@ class _Look:
             # Wrappers unpack what the environment returned.
             hint = f"{OLD_INTERFACE}. " if "expected 5, got 4" in str(error) else ""
             why = f"{what} failed before the run: {described(error)}"
-            raise self._misfit(why, f"{hint}{TRACEBACK}") from error
-
-    def _misfit(self, why: str, fix: str = "") -> InputError:
-        return self._unusable(why, fix, key=self._make.key)
+            raise self._unusable(why, f"{hint}{TRACEBACK}", key=self._make.key) from error
 
     def _unusable(
-        self,
-        why: str,
-        fix: str = "To ignore masks, set env.action_mask=false",
-        code: Code = "environment",
-        key: str = "env.action_mask",
+        self, why: str, fix: str = "", code: Code = "environment", key: str = "env.action_mask"
     ) -> InputError:
+        fix = fix or "To ignore masks, set env.action_mask=false" * (key == "env.action_mask")
         return InputError.about(self._make.named, why, fix, code=code, key=key)
-
-
-def _called(path: tuple[Any, ...]) -> str:
-    return f"observation{''.join(f'[{key!r}]' for key in path)}"
-
-
-def _is_own(part: object) -> bool:
-    """Return whether an environment or a wrapper belongs neither to labrl, Gymnasium nor the ALE."""
-    return type(part).__module__.partition(".")[0] not in ("gymnasium", "ale_py", "labrl")

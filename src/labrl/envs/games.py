@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from labrl.config import config_folder
-from labrl.errors import Code, InputError
+from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 
 TWO_PLAYER_GAMES = frozenset({"combat", "joust", "maze_craze", "warlords"})
@@ -61,12 +61,10 @@ def check_game(game: str) -> None:
     if not known:
         why, fix = "needs the ALE, which is not installed", "Type pip install 'ale-py>=0.12.1'"
         raise InputError.about("env.game", why, fix, code="not-installed")
-    two_players = game in TWO_PLAYER_GAMES
-    why = "this game has no single-player mode" if two_players else "this is not a game of the ALE"
-    fix = f"There are {len(known)} games, with names such as ms_pacman; labrl-envs lists them."
-    code: Code = "unsupported" if two_players else "unknown-option"
-    fix += did_you_mean(game, known, "env=")
-    raise InputError.about(f"env.game={game}", why, fix, code=code)
+    fix = f"labrl-envs lists all games.{did_you_mean(game, known, 'env=')}"
+    raise InputError.about(
+        f"env.game={game}", "this is not a single-player game of the ALE", fix, code="unknown-option"
+    )
 
 
 def env_of(env_id: str) -> str:
@@ -92,37 +90,20 @@ def check_environment(env: Mapping[str, Any], option: str) -> None:
 
     def meant(name: str) -> str:
         """Return the override for the environment with this name or id; '' if there is none."""
-        typed = f"env={name}" if name in ids else env_of(name)
-        if not typed or typed.removeprefix("env=") in ids:
-            return typed
+        return f"env={name}" if name in ids else env_of(name)
+
+    key, name = "env.game" if "game" in env else "env.id", env["name"]
+    played = env.get("game", env.get("id"))
+    here = meant(played) if played else "env=gymnasium env.id=null env.name=<name>"
+    # A class of the user's own may have any name but that of the option.
+    if option in ids and here != f"env={option}" and (played or name == option):
+        why = "the run would have the name, presets and budget of another environment"
+        raise InputError.contradiction(f"{key}={played}", f"env={option}", why, f"Type {here} instead")
+    other = meant(name) if played else ""
+    if other not in ("", f"env={option}", here) and ids.get(name, name) != played:
         from gymnasium import registry  # late, because few names need it
 
-        return typed if name in registry else ""
-
-    key = "env.game" if "game" in env else "env.id"
-    name, played = env["name"], env.get("game", env.get("id"))
-    if played is None:  # the user's own class
-        if name == option in ids and env.get("make") is not None:
-            raise InputError.contradiction(
-                f"env.name={name}",
-                f"env.make={env['make']['_target_']}",
-                f"this is the name of env={option}",
-                "env.name=<name>, or without its presets env=gymnasium env.id=null env.name=<name>",
-            )
-        return
-    here = meant(played) or (f"env=gymnasium env.id={played}" if key == "env.id" else "")
-    if here and option in ids and here != f"env={option}" and played != ids[option]:
-        raise InputError.contradiction(
-            f"{key}={played}",
-            f"env={option}",
-            "the run would have the name, presets and budget of another environment",
-            f"Type {here} instead",
-        )
-    other = meant(name)
-    if other and other not in (f"env={option}", here) and ids.get(name, name) != played:
-        raise InputError.contradiction(
-            f"env.name={name}",
-            f"{key}={played}",
-            "the name does not choose the environment",
-            f"Type {other}, or choose another name",
-        )
+        if other.removeprefix("env=") in ids or name in registry:
+            why = "the name does not choose the environment"
+            fix = f"Type {other}, or choose another name"
+            raise InputError.contradiction(f"env.name={name}", f"{key}={played}", why, fix)

@@ -61,7 +61,12 @@ class GoalEnv:
             for method, given in (("compute_reward", rewards), ("compute_terminated", ends)):
                 if self._method(method) is None:
                     continue
-                computed = self._asked(method, reached, pursued)
+                try:
+                    computed = self._asked(method, reached, pursued)
+                except Exception as error:
+                    why = f"calls {method}(achieved_goal, desired_goal, info) with info={{}}, but it fails: "
+                    why += described(error)
+                    raise self._refused(why, "make it depend only on the goals") from error
                 differ = ~_close(computed, given)
                 if not differ.any():
                     continue
@@ -117,25 +122,15 @@ class GoalEnv:
         return self._ways[method](method, achieved, desired)
 
     def _choose_way(self, method: str) -> Callable[[str, NDArray, NDArray], NDArray[np.float64]]:
-        """Return `_batch` if a batch of goals gives the same values as single goals, otherwise `_singly`.
+        """Return `_batch` if the method returns a number for each of several goals, otherwise `_singly`.
 
-        Raises InputError if both fail. The number of goals must differ from the sizes of a goal: a function
-        of a single goal would accept a batch of two goals as one goal of size two.
+        The number of goals must differ from the sizes of a goal: a function of a single goal would accept a
+        batch of two goals as one goal of size two.
         """
         achieved, desired, *_ = self._steps
-        alone = batch = error = None
-        try:
-            alone = self._singly(method, achieved, desired)
-        except Exception as problem:  # a function of batches may fail in any way
-            error = problem
-        with contextlib.suppress(Exception):
-            batch = self._batch(method, achieved, desired)
-        if batch is not None and batch.shape == (len(achieved),):
-            return self._batch if alone is None or _close(batch, alone).all() else self._singly
-        if error is not None:
-            why = f"calls {method}(achieved_goal, desired_goal, info) with info={{}}, but it fails"
-            why = f"{why}: {type(error).__name__}: {error}"
-            raise self._refused(why, "make it depend only on the goals and return one number") from error
+        with contextlib.suppress(Exception):  # a function of single goals may fail in any way
+            if self._batch(method, achieved, desired).shape == (len(achieved),):
+                return self._batch
         return self._singly
 
     def _batch(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray[np.float64]:

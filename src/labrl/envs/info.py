@@ -7,13 +7,12 @@ of several environments is a dict of arrays, [num_envs], in which `_name` marks 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.spaces import same
 from labrl.types import Reduction
 
 _log = logging.getLogger(__name__)
@@ -41,7 +40,6 @@ class EpisodeNumbers:
         """called: name of the environment in warnings; warns: whether to log warnings."""
         self._keys, self._called, self._num_envs = dict(keys), called, num_envs
         self._told = {name for name, how in keys.items() if how == "auto" or not warns}
-        self._latest: Mapping[str, Any] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -51,7 +49,6 @@ class EpisodeNumbers:
 
     def add(self, info: Mapping[str, Any], own: NDArray[np.bool_] | None = None) -> None:
         """Add a step. info: info of all environments; own: environments for which it counts, [num_envs]."""
-        self._latest = info
         for name, how in self._keys.items() if info else ():
             entry = f"is_{name}" if how == "auto" and name not in info else name
             new, fault = _column(info, entry, self._num_envs)
@@ -74,9 +71,7 @@ class EpisodeNumbers:
         for name, how in self._keys.items():
             value, count = float(self._values[name][env]), int(self._counts[name][env])
             if not count and length and name not in self._told:
-                there = ", ".join(_walk(self._latest, ""))
-                others = f"; the last info contained {there}" if there else ""
-                self._warn(name, f"is missing in all {length:,} steps of an episode{others}")
+                self._warn(name, f"is missing in all {length:,} steps of an episode")
             if count or how != "auto":
                 found[name] = value / count if how == "mean" and count else value
             self._values[name][env], self._counts[name][env] = np.nan, 0
@@ -90,20 +85,10 @@ class EpisodeNumbers:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace numbers that come from replayed episodes with the saved numbers, and warn if they differ.
-
-        A key that was added after the state was saved keeps its replayed numbers.
-        """
+        """Load saved numbers. A key that was added after the state was saved keeps its replayed numbers."""
         for name, how in self._keys.items():
-            if (saved := state.get(f"{how} {name}")) is None:
-                continue
-            values, counts = np.array(saved["values"]), np.array(saved["counts"])
-            if not (same(values, self._values[name]) and same(counts, self._counts[name])):
-                self._warn(
-                    name,
-                    "differs when an episode is repeated, so its column is not exact after this resume",
-                )
-            self._values[name], self._counts[name] = values, counts
+            if (saved := state.get(f"{how} {name}")) is not None:
+                self._values[name], self._counts[name] = np.array(saved["values"]), np.array(saved["counts"])
 
     def _warn(self, name: str, what: str) -> None:
         if name not in self._told:
@@ -111,13 +96,12 @@ class EpisodeNumbers:
             _log.warning("%s: info[%r] %s (env.info_keys)", self._called, name, what)
 
 
-def numbers_of(info: Mapping[str, Any], names: Sequence[str], over: bool) -> dict[str, Any]:
+def numbers_of(info: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the numbers in one environment's info by name, in a form that can be sent to another process.
 
-    over: whether the episode has ended; if so, the names of all entries of the info are also returned. A
-    value that is not a number is returned as text.
+    A value that is not a number is returned as text.
     """
-    found: dict[str, Any] = dict.fromkeys(_walk(info, "")) if over else {}
+    found: dict[str, Any] = {}
     for name in names:
         value, _ = _entry(info, name)
         if value is not None:
@@ -147,26 +131,16 @@ def shorten(value: Any) -> str:
 def _column(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[_Numbers, str]:
     """Return one number per environment, nan where it is missing, and what is wrong with a value, if any."""
     values, mask = _entry(info, name)
-    if values is None:
-        return np.full(num_envs, np.nan), ""
-    fault = ""
-    array = np.array(values, object) if isinstance(values, list | tuple) else np.asarray(values)
-    if array.size == num_envs and array.dtype.kind in "biuf":
-        column = array.reshape(num_envs).astype(np.float64)
-    elif array.shape[:1] != (num_envs,):
-        return np.full(num_envs, np.nan), f"has the shape {array.shape} for {num_envs} environments"
-    else:
-        column = np.full(num_envs, np.nan)
-        for env, value in enumerate(array):
+    column, fault = np.full(num_envs, np.nan), ""
+    for env, value in enumerate(() if values is None else values[:num_envs]):
+        if value is not None and (mask is None or mask[env]):
             try:
-                column[env] = np.nan if value is None else number_of(value)
+                number = number_of(value)
             except ValueError as error:
-                fault = str(error)
-    if mask is not None:
-        column[~np.asarray(mask, np.bool_)] = np.nan
-    if (infinite := np.isinf(column)).any():
-        fault = f"is {column[infinite][0]}"
-        column[infinite] = np.nan
+                fault, number = str(error), np.nan
+            if np.isinf(number):
+                fault, number = f"is {number}", np.nan
+            column[env] = number
     return column, fault
 
 
@@ -177,12 +151,3 @@ def _entry(info: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     head, _, rest = name.partition(".")
     inner = info.get(head)
     return _entry(inner, rest) if rest and isinstance(inner, Mapping) else (None, None)
-
-
-def _walk(info: Mapping[str, Any], parent: str) -> Iterator[str]:
-    """Yield the dotted names of all entries of an info."""
-    for name, value in info.items():
-        if isinstance(value, Mapping):
-            yield from _walk(value, f"{parent}{name}.")
-        elif not str(name).startswith("_"):
-            yield f"{parent}{name}"

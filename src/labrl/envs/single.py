@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
-import re
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -17,21 +15,8 @@ from gymnasium import error
 from labrl.component import Component, importing
 from labrl.config.schema import EnvironmentConfig
 from labrl.config.traits import Watches
-from labrl.envs.games import env_of, games
 from labrl.errors import Code, InputError, LabrlError, described
-from labrl.mistakes.spelling import nearest, suggested
 from labrl.types import NonNegativeInt, PositiveInt
-
-_log = logging.getLogger(__name__)
-
-EXTRAS = ("box2d", "mujoco")
-"""Extras of labrl that install the dependencies of the Gymnasium extras with the same names."""
-
-_ID = re.compile(r"(\w+(\.\w+)*:)?([\w-]+/)?[\w.-]+")
-"""Pattern of ids: an optional module that registers the id, an optional namespace, and a name."""
-
-_made: set[str] = set()
-"""Ids of the environments that this process has made."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -156,7 +141,7 @@ class EnvFactory:
             if isinstance(part, gymnasium.wrappers.TimeLimit):
                 return env
             part = part.env
-        return env if self.longest is None else FallbackTimeLimit(env, self.longest)
+        return env if self.longest is None else gymnasium.wrappers.TimeLimit(env, self.longest)
 
     @property
     def identity(self) -> Hashable:
@@ -184,9 +169,6 @@ class EnvFactory:
     def _make_registered(self) -> Any:
         """Make an environment by its id. Raises InputError if it is unknown or fails."""
         config, env_id = self.config, str(self.config.id)
-        if not _ID.fullmatch(env_id):
-            allowed = "be <name>-v<version>, such as CartPole-v1, or <namespace>/<name>-v<version>"
-            raise InputError.about(f"env.id={env_id}", f"must {allowed}", code="unknown-option")
         # With wrappers, which may repeat steps, the limit is set outside them. Gymnasium's checker costs more
         # than a step of CartPole.
         limit = -1 if config.wrappers and config.max_episode_steps else config.max_episode_steps
@@ -194,38 +176,21 @@ class EnvFactory:
             return gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True, **config.kwargs)
         except LabrlError:
             raise
-        except (error.UnregisteredEnv, error.DeprecatedEnv):
-            raise InputError(_unknown(env_id), code="unknown-option", key="env.id") from None
-        except (error.DependencyNotInstalled, ImportError) as problem:
-            named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
-            if named and named[1] in EXTRAS:
-                raise InputError.not_installed(f"env.id={env_id}", "a package", named[1]) from problem
-            why = f"needs a package that is not installed: {problem}"
-            raise InputError.about(f"env.id={env_id}", why, code="not-installed") from problem
         except (Exception, SystemExit) as problem:  # environments reject arguments with any exception
-            place = f"env.kwargs={config.kwargs}" if config.kwargs else f"env.id={env_id}"
+            place, fix = f"env.id={env_id}", ""
+            code: Code = "environment"
+            if isinstance(problem, error.DependencyNotInstalled | ImportError):
+                code = "not-installed"  # Gymnasium's message gives the command
+            elif (
+                isinstance(problem, error.UnregisteredEnv | error.DeprecatedEnv)
+                or type(problem) is error.Error
+            ):
+                code, fix = "unknown-option", "Ids of other packages need env.import_module=<the module that "
+                fix += "registers them>; Atari games are env=<game>, such as env=pong"
+            elif config.kwargs:
+                place = f"env.kwargs={config.kwargs}"
             why = f"this environment cannot be made: {described(problem)}"
-            raise InputError.about(place, why, code="environment") from problem
-
-
-class FallbackTimeLimit(gymnasium.wrappers.TimeLimit):
-    """A time limit that the user has not set. A warning is logged when an episode first reaches the limit."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
-        super().__init__(env, max_episode_steps=steps)
-        self._limit, self._warned = steps, False
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment, and truncate the episode at the limit."""
-        observation, reward, terminated, truncated, info = super().step(action)
-        if self._elapsed_steps == self._limit and not (terminated or self._warned):
-            self._warned = True
-            _log.warning(
-                "an evaluation episode was truncated after %s steps: set env.max_episode_steps=<steps> to "
-                "limit the episodes of training and evaluation",
-                f"{self._limit:,}",
-            )
-        return observation, reward, terminated, truncated, info
+            raise InputError.about(place, why, fix, code=code) from problem
 
 
 def _import(module: str) -> None:
@@ -242,24 +207,3 @@ def _import(module: str) -> None:
         raise InputError.about(place, why, fix, code=code) from problem
     if (ale := sys.modules.get("ale_py")) is not None:  # otherwise it prints a greeting to standard error
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
-
-
-def _without_version(env_id: str) -> str:
-    """Return the id of an environment without its version, which would make any two ids similar."""
-    return re.sub(r"-v\d+$", "", env_id)
-
-
-def _unknown(env_id: str) -> str:
-    """Return a message on an unknown id that suggests the nearest id, or the option of an Atari game."""
-    game = env_of(env_id).removeprefix("env=")
-    if game in games():
-        return (
-            f"env.id={env_id}: to play this Atari game, set env={game}. As a Gymnasium environment it needs "
-            "env.import_module=ale_py, and its frames are not preprocessed."
-        )
-    newest = {_without_version(known): known for known in gymnasium.registry}  # registered last
-    hint = suggested([f"env.id={newest[name]}" for name in nearest(_without_version(env_id), newest)])
-    return (
-        f"env.id={env_id} is not registered in Gymnasium.{hint} Ids of other packages need"
-        " env.import_module=<the module that registers them>; Atari games are env=<game>, such as env=pong."
-    )

@@ -79,10 +79,8 @@ class SubEnv:
             except ValueError as error:
                 raise self._misfit("reward", f"it {error}, but must be one number") from None
         used = self._mask(observation) if self._num_flags or KEY in self.info else {}
-        if self._numbers:
-            over = terminated or truncated
-            if self._reads_each_step or over:
-                used = {**numbers_of(self.info, self._numbers, over and self._reads_each_step), **used}
+        if self._numbers and (self._reads_each_step or terminated or truncated):
+            used = {**numbers_of(self.info, self._numbers), **used}
         return observation, reward, terminated, truncated, used
 
     def close(self) -> None:

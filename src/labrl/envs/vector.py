@@ -60,8 +60,7 @@ class VectorEnv:
         numbers: EpisodeNumbers | None = None,
     ) -> None:
         """seed: seed of the session; first: index of the first environment in the session, > 0 if other ranks
-        step earlier environments; numbers: record of numbers from infos, None if there are none to record;
-        bounds: check of the bounds of observations, None if they are not checked."""
+        step earlier environments; numbers: record of numbers from infos, None if there are none to record."""
         self.backend = backend
         # A user's backend may modify the arrays that it has returned.
         self._copies = type(backend).__module__.partition(".")[0] != __name__.partition(".")[0]

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.text import Text
+from rich.console import Console
 
 from labrl.analysis.formats import duration
 from labrl.errors import LabrlError
 from labrl.run.experiment import TRIAL_LOG, TrialRecord
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.session.callbacks.display import Display, TrialProgress
+from labrl.session.callbacks.display import Bar, Display, SessionProgress
 from labrl.session.callbacks.progress import LogLines, Panel, read_progress
 
 if TYPE_CHECKING:
@@ -28,17 +27,11 @@ if TYPE_CHECKING:
 _MESSAGE = re.compile(r"(?!Traceback|\s)(.*\S.*)")
 """Pattern of a line of a trial's output that does not belong to a traceback."""
 
-_KEY = re.compile(r"(?<!\S)\+*(?:[\w/@]+\.)*?((?:[\w/@]+\.)?([\w/@]+))(?==)")
-"""Pattern of a key. Its groups are the last two parts and the last part, such as `actor.lr` and `lr`."""
+_GROUPS = re.compile(r"(?<!\S)\+*(?:[\w/@]+\.)+(?=\w+=)")
+"""Pattern of a key without its last part."""
 
 _STATES = ("running", "waiting", "finished", "pruned", "failed", "interrupted")
 """States of trials, in the order in which they are counted."""
-
-_BAR = 24
-"""Width of the progress bar of the experiment, in columns."""
-
-_PERIOD = 3600.0
-"""Maximum number of past seconds from whose progress the time left is estimated."""
 
 
 class ExperimentPanel(Panel):
@@ -58,12 +51,11 @@ class ExperimentPanel(Panel):
         self._running: set[int] = set()
         self._sessions: dict[int, list[tuple[RunSession, int]]] = {}
         """Sessions of each trial that has begun, with their budget in frames."""
-        self._ended: dict[int, TrialProgress] = {}
         self._logs: dict[int, LogLines] = {}
-        self._begun: set[int] = set()
-        columns = (BarColumn(_BAR), TextColumn("{task.description}"))
-        self._whole = Progress(*columns, get_time=lambda: time.monotonic(), speed_estimate_period=_PERIOD)
-        """The bar of the experiment; its only task begins with the first trial."""
+        self._start: tuple[float, float] | None = None
+        """Time, and number of completed trials, when the panel was first shown."""
+        self._found: dict[int, float] = {}
+        """What each trial had done before it was started: a resume has found it."""
 
     def adopt(self, trial: TrialRecord) -> bool:
         """Return whether the panel shows the progress of a trial that is about to start, instead of its
@@ -91,11 +83,13 @@ class ExperimentPanel(Panel):
         self.finish(display)
         self._trials = {trial.number: trial for trial, _ in self._queue.left} | self._trials
         running = {number: self._row(number) for number in sorted(self._running)}
-        foot = list(self._foot(running))
         ended = [number for number in reversed(self._queue.over) if number in self._trials]
         by_importance = dict.fromkeys([*running, *ended, *self._trials])
-        shown = sorted(list(by_importance)[: max(display.height - len(foot) - 2, 0)])
-        display.show([running.get(number) or self._row(number) for number in shown], foot)
+        notes = list(self._notes(running))
+        shown = sorted(list(by_importance)[: max(display.height - len(notes) - 3, 0)])
+        texts = [_GROUPS.sub("", self._queue.about(self._trials[number])) for number in shown]
+        rows = [running.get(number) or self._row(number) for number in shown]
+        display.show(rows, texts, self._whole(running.values()), notes)
 
     def finish(self, display: Display) -> None:
         """Print the lines that the trials have written since the previous update."""
@@ -105,62 +99,58 @@ class ExperimentPanel(Panel):
             if number in self._queue.over:
                 del self._logs[number]
 
-    def _row(self, number: int) -> TrialProgress:
-        if number in self._ended:
-            return self._ended[number]
+    def _row(self, number: int) -> SessionProgress:
         trial, over = self._trials[number], self._queue.over.get(number)
-        about = brief_keys(self._queue.about(trial))
         if over is None and number not in self._running:
-            return TrialProgress.of(number, about, "waiting")
-        if number not in self._sessions:
+            return mean_progress(number, "waiting")
+        if not self._sessions.get(number):
             self._sessions[number] = list(_sessions_in(self._queue.path_of(trial)))
         sessions = [read_progress(*one) for one in self._sessions[number]]
-        if over is not None:
-            self._ended[number] = TrialProgress.of(number, about, over.status, sessions)
-            return self._ended[number]
-        if not sessions:
-            del self._sessions[number]
-            return TrialProgress.of(number, about, self._not_begun)
         # After its sessions, a trial makes its report and its videos.
         trains = any(one.status in ("starting", "running") for one in sessions)
-        row = TrialProgress.of(number, about, "running" if trains else "finishing", sessions)
-        if number not in self._begun:
-            self._begun.add(number)
-            for whole in self._whole.tasks:  # what a resumed trial had done before is no progress
-                whole.completed += row.fraction
-        return row
+        status = "running" if trains else "finishing" if sessions else self._not_begun
+        return mean_progress(number, over.status if over else status, sessions)
 
-    def _foot(self, running: dict[int, TrialProgress]) -> Iterator[RenderableType]:
-        """Yield a bar with the time left, the number of trials in each state, and notes."""
+    def _whole(self, running: Collection[SessionProgress]) -> Bar:
+        """Return the bar of the experiment, in which trials count as equally long."""
+        states = self._queue.states(self._running)
+        total = max(states.total(), 1)
+        done = states.total() - states["waiting"] - states["running"] + sum(row.fraction for row in running)
+        self._start = self._start or (time.monotonic(), done)
+        self._found = {row.index: row.fraction for row in running if row.max_frame} | self._found
+        spent = time.monotonic() - self._start[0]
+        gained = done - self._start[1] - sum(self._found.values())
+        left = duration(round((total - done) * spent / gained)) if gained * spent > 0 and done < total else ""
+        return Bar(done / total, frames=f"{done / total:.0%} of {total} trial{'s' * (total > 1)}", left=left)
+
+    def _notes(self, running: dict[int, SessionProgress]) -> Iterator[str]:
+        """Yield the number of trials in each state, and notes."""
         states = self._queue.states(running)
         queued = sum(row.status == "waiting" for row in running.values())  # in the queue of a cluster
         states.update(running=-queued, waiting=queued)
-        # Trials count as equally long.
-        total, rows = max(states.total(), 1), running.values()
-        ended = states.total() - states["waiting"] - states["running"]
-        done = ended + sum(row.fraction for row in rows)
-        if not self._whole.tasks:
-            self._whole.add_task("", total=total)
-            self._whole.tasks[0].completed = done
-        (task,) = self._whole.tasks
-        self._whole.update(task.id, total=total, completed=done)
-        text = f"{done / total:.0%} of {total} trial{'s' if total > 1 else ''}"
-        if task.time_remaining is not None and done < total:
-            last = max((row.left or 0.0 for row in rows), default=0.0)
-            text += f", {duration(round(max(task.time_remaining, last)))} left"
-        self._whole.update(task.id, description=text)
-        yield self._whole.make_tasks_table([task])
-        parts = [f"{states[state]} {state}" for state in _STATES if states[state]]
-        ends = any(row.status == "finishing" for row in running.values())
-        ending = "finishing: a trial makes its videos and its report, and keeps its slots" if ends else ""
-        for line in filter(None, (", ".join(parts), ending, self._queue.note())):
-            yield Text(line, no_wrap=True, overflow="ellipsis")
+        yield ", ".join(f"{states[state]} {state}" for state in _STATES if states[state])
+        if any(row.status == "finishing" for row in running.values()):
+            yield "finishing: a trial makes its videos and its report, and keeps its slots"
+        if note := self._queue.note():
+            yield note
 
 
-def brief_keys(text: str) -> str:
-    """Return overrides with only the last part of each key, or the last two if keys share the last one."""
-    known = Counter(key[2] for key in _KEY.finditer(text))
-    return _KEY.sub(lambda key: key[2] if known[key[2]] == 1 else key[1], text)
+def mean_progress(number: int, status: str, sessions: Sequence[SessionProgress] = ()) -> SessionProgress:
+    """Return the mean progress of a trial's sessions. number: the index of the trial; status: its state."""
+    if not sessions:
+        return SessionProgress(number, 0, 0, 0, None, None, 0.0, 0, status)
+    speeds = [one.fps for one in sessions if one.fps and one.status == "running"]
+    scores = [one.return_mean for one in sessions if one.return_mean is not None]
+    return replace(
+        sessions[0],
+        index=number,
+        status=status,
+        frame=round(fmean(one.frame for one in sessions)),
+        wall=max(one.wall for one in sessions),
+        return_mean=fmean(scores) if scores else None,
+        fps=fmean(speeds) if speeds else None,
+        returns=sessions[0].returns if len(sessions) == 1 else [],
+    )
 
 
 def _sessions_in(folder: Path) -> Iterator[tuple[RunSession, int]]:

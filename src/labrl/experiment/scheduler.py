@@ -132,14 +132,14 @@ class RetryingQueue(Queue):
         """retries: maximum number of times that a trial continues; interruption: no trial continues once it
         is requested."""
         super().__init__(home, left)
-        self._retries, self._interruption = retries, interruption
+        self._retries, self.interruption = retries, interruption
         self._attempts = Counter[int]()
         """Number of times that the process of each trial has died."""
 
     def ended(self, trial: TrialRecord, need: Need, died: bool) -> None:
         """Have a trial continue if its process has died; otherwise, record how it ended."""
         whole = trial.status in ("finished", "pruned")
-        if not whole and self._interruption.requested:
+        if not whole and self.interruption.requested:
             return  # A resume continues it, even if the signal arrived where it made the trial fail.
         if not whole and (died or trial.status == "interrupted"):
             self._attempts[trial.number] += 1

@@ -33,7 +33,7 @@ from labrl.run.run import Run
 from labrl.run.session_log import print_warnings
 from labrl.run.signature import Trust, trusting
 from labrl.session.callbacks.display import SHOWN_ABOVE
-from labrl.session.callbacks.search import SEARCH
+from labrl.session.callbacks.pruning import SEARCH
 from labrl.trial.configuration import configure, overrides_of
 from labrl.trial.fork import ForkPoint, fork
 from labrl.trial.past import check_past

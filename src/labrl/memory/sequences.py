@@ -29,14 +29,6 @@ class SequenceReplayConfig(StorageConfig):
     sequence_length. Consecutive sequences overlap by this number, so that every step is learned from equally
     often."""
 
-    def __post_init__(self) -> None:
-        if self.burn_in >= self.sequence_length:
-            raise ValueError(
-                f"burn_in must be less than sequence_length {self.sequence_length}, so that there are steps "
-                f"to learn from, got {self.burn_in} (set agent.memory.burn_in={self.sequence_length // 2} or "
-                "a longer sequence)"
-            )
-
     @property
     def learned(self) -> int:
         """Number of steps of a sequence to learn from; also the distance between the starts of sequences."""

@@ -159,9 +159,6 @@ def export(
         facts = _facts(policy, module, form, sampled, len(recorded.actions), difference)
         written.replace(path)
         write_json(path.with_suffix(".json"), facts)
-    except OSError as error:
-        why = f"{path} cannot be written ({error.strerror or error})"
-        raise InputError.usage("--out", why, "Choose another file") from error
     finally:
         written.unlink(missing_ok=True)
         policy.close()

@@ -45,8 +45,6 @@ def replay(request: ReplayRequest) -> int:
                 say(f"video: {os.path.relpath(target)}")
     except WindowClosedError:
         return DONE
-    except OSError as error:
-        raise InputError.usage(target, f"it cannot be written ({error.strerror or error})") from error
     except LabrlError as error:
         say(f"no {'video' if window is None else 'images'}: {error}")
         difference = check(episode)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from labrl.errors import InputError
 from labrl.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -33,16 +32,6 @@ class AsyncUnrollConfig:
     """Shortest time between two vector steps in seconds, >= 0, for environments that run in real time."""
     timeout: PositiveFloat
     """Seconds without a step before the actor is considered hung, > 0."""
-
-    def __post_init__(self) -> None:
-        if self.timeout <= self.step_interval:
-            raise InputError.value(
-                "meta.async_unroll.timeout",
-                self.timeout,
-                f"be more than meta.async_unroll.step_interval={self.step_interval:g}",
-                why="otherwise an actor that waits between steps would be considered hung",
-                code="contradiction",
-            )
 
 
 @dataclass(kw_only=True)

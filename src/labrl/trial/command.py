@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from labrl.config.keys import is_hydras
-from labrl.errors import InputError
+from labrl.errors import Code, InputError
 from labrl.run.provenance import Typed
 from labrl.run.signature import Trust
 
@@ -21,6 +21,9 @@ SIGNED = (*KINDS, "force", "trust")
 
 TRUST = "+trust=true. To accept only classes in your own files: --config-dir <their folder>"
 """Advice in messages: how to permit labrl to import the code that someone else's run names."""
+
+TOPICS = ("all", "aliases", "config", "defaults", "defaults-tree", "origin", "plugins", "searchpath")
+"""Topics of --info."""
 
 _EXAMPLES = {"at": "<frame>", "force": "true", "trust": "true"} | dict.fromkeys(
     KINDS, "latest or +{name}=<run folder>"
@@ -70,22 +73,25 @@ def parse(arguments: Sequence[str], typed: Typed) -> Command:
     other, or are neither flags nor overrides."""
     from labrl.mistakes.arguments import check_arguments  # imports the names of all options
 
-    check_arguments(arguments)
-    parser = ArgumentParser(prog="labrl", add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(prog="labrl", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-cd", "--config-dir")
-    parser.add_argument("-c", "--cfg", default="")
+    parser.add_argument("-c", "--cfg", default="", choices=("job", "hydra", "all"))
     parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("-i", "--info", nargs="?", const="all", default="")
+    parser.add_argument("-i", "--info", nargs="?", const="all", default="", choices=TOPICS)
     following = [*arguments[1:], "="]
-    flags = parser.parse_intermixed_args(
-        [
-            f"{one}=all" if one in ("--info", "-i") and ("=" in after or after.startswith("-")) else one
-            for one, after in zip(arguments, following, strict=False)
-        ]
-    )
-    flags.info = flags.info.removeprefix("=")  # of -i=...
+    given = [  # of --info, the value may be left out before an override
+        f"{one}=all" if one in ("--info", "-i") and ("=" in after or after.startswith("-")) else one
+        for one, after in zip(arguments, following, strict=False)
+    ]
+    try:
+        flags, unknown = parser.parse_known_intermixed_args(given)
+    except ArgumentError as error:
+        flag = str(error.argument_name).rpartition("/")[2]
+        code: Code = "unknown-option" if "choice" in error.message else "missing"
+        raise InputError.about(flag, error.message, code=code) from None
+    check_arguments([one for one in arguments if one in {*unknown, *flags.overrides}])
     for flag, topic in (("--cfg", flags.cfg), ("--info", flags.info)) if flags.multirun else ():
         if topic:
             fix = "Leave out -m, and give each key a single value"

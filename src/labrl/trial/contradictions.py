@@ -92,6 +92,12 @@ def _mixing(of: Facts) -> str | None:
     return None
 
 
+def _unevaluated(of: Facts) -> str | None:
+    """Return a key below `meta` that is set, but needs the evaluation environments that there are not."""
+    names = ("eval_greedy", "eval_epsilon", "async_eval", *["eval_episodes"] * (of["meta"].eval_episodes > 1))
+    return None if of["meta"].rigorous_eval else next((one for one in names if vars(of["meta"])[one]), None)
+
+
 def _heads(of: Facts) -> bool:
     """Return whether layer normalization is set for heads that have no layers."""
     own = {} if of["network"] is None else vars(of["network"])
@@ -153,6 +159,7 @@ def _entropy_limits(of: Facts) -> tuple[float, float]:
 
 
 FACTS: dict[str, Callable[[Facts], Any]] = {
+    "unevaluated": _unevaluated,
     # the replay buffer
     "stored": lambda of: of["memory"] and of["memory"].config,
     "replays": _replays,

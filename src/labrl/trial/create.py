@@ -11,7 +11,7 @@ from labrl.agents.make import for_rank
 from labrl.agents.transforms import Transforms
 from labrl.config.compose import check_no_search
 from labrl.config.schema import TrialConfig
-from labrl.dashboards.sender import is_sent
+from labrl.dashboards.sender import resolve_mode
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError, LabrlError, LostProcessError, sentences
 from labrl.memory.workspace import memory_available
@@ -82,7 +82,7 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
             )
     Transforms.build(config.transforms, spaces)
     check_callbacks(config)
-    is_sent(config.wandb)
+    resolve_mode(config.wandb)
 
 
 def create(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import sys
@@ -209,8 +210,8 @@ def report_on(
     """Make the report, and print its table and its path, as `labrl-report` does.
 
     places: folders, globs or `latest`; out: folder for the files; by: see `group_runs`; form: format of the
-    table (`md` or `csv`; only the table is then printed on standard output); stages: whether to print only
-    the comparison in stages. Raises InputError.
+    table (`md`, `csv` or `json`; only the table is then printed on standard output); stages: whether to
+    print only the comparison in stages. Raises InputError.
     """
     places = [str(newest_folder()) if place == "latest" else place for place in places]
     if stages:
@@ -250,6 +251,8 @@ def report_on(
     if form is None:
         of_groups = built.compares_groups or "search" in built.statistics
         _print(rows, keys, built.warnings, built.verdict if of_groups else "")
+    elif form == "json":
+        print(json.dumps({"verdict": built.verdict, "warnings": built.warnings, **built.statistics}))
     elif form == "csv":
         print(as_csv(rows), end="")  # with a column for each key
     else:

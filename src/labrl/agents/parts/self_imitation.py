@@ -46,20 +46,6 @@ class SelfImitationConfig:
     value_coef: NonNegativeFloat
     """Weight of the value loss, beta_sil in eq. 1, >= 0."""
 
-    def __post_init__(self) -> None:
-        capacity = self.memory.config.capacity
-        if capacity < self.batch_size:
-            raise ValueError(
-                f"must have memory.capacity >= batch_size, got memory.capacity={capacity} and "
-                f"batch_size={self.batch_size}"
-            )
-        # Whole episodes are written at once, but files lack the spare room for that between checkpoints.
-        if self.memory.config.storage == "mmap":
-            raise ValueError(
-                "must have memory.storage=ram, got mmap: whole episodes are written at once (set "
-                "agent.self_imitation.memory.storage=ram)"
-            )
-
 
 def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor) -> tuple[Tensor, Tensor]:
     """Compute -log pi(a|s) (R - V)+ and ((R - V)+)^2 / 2 of each step, eq. 2 and 3.

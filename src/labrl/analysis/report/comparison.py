@@ -15,10 +15,10 @@ from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, join_names, moment, number
 from labrl.analysis.groups import Group, by_env, distinguishing_keys, group_by_key, value_text
 from labrl.analysis.intervals import FEWEST_FOR_BEST, PAIR_MEANING, PAIR_METHODS, aggregates
-from labrl.analysis.report.page import commit_text, relative
-from labrl.analysis.report.search import search_content
+from labrl.analysis.report.page import relative
+from labrl.analysis.report.search_charts import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, improvement_text, statistic_name
-from labrl.analysis.search import read_search, summary, verdict
+from labrl.analysis.search_result import read_search, summary, verdict
 from labrl.analysis.series import AXES, TimeAxes, Views, split
 from labrl.analysis.stages import best_of, compare_entries, next_text, pair_text, stages_of
 from labrl.analysis.statistics import (
@@ -93,7 +93,7 @@ def comparison_report(
     going_on = "running" if any(run.status == "running" for run in runs) else "finished"
     content = {
         "search": search,
-        "searched": search_content(search, experiment.path) if experiment and search else None,
+        "searched": search_content(search) if search else None,
         "path": experiment.path if experiment else None,
         "envs": envs,
         "pair_method": PAIR_METHODS,
@@ -404,7 +404,8 @@ def _trials(
 
 
 def _code(run: Run) -> str:
-    version = run.provenance.get("packages", {}).get("labrl", UNKNOWN)
-    git = (run.provenance.get("git") or {}).get("labrl")
-    parts = [f"labrl {version}", *([commit_text(git)] if git else [])]
+    version, git = run.provenance.get("packages", {}).get("labrl", UNKNOWN), run.provenance.get("git") or {}
+    commit, dirty = (git.get("labrl") or {}).get("commit"), (git.get("labrl") or {}).get("dirty")
+    parts = [f"labrl {version}", *([f"commit {commit}"] if commit else [])]
+    parts += ["with uncommitted changes"] if dirty else []
     return ", ".join([*parts, *(f"{name} {own}" for name, own in run.own_code.items())])

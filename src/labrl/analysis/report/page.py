@@ -143,12 +143,6 @@ def relative(path: Path, folder: Path) -> str:
     return path_text(os.path.relpath(path.resolve(), folder.resolve()))
 
 
-def commit_text(git: Mapping[str, Any]) -> str:
-    """Describe the recorded state of a repository."""
-    changes = f", with uncommitted changes ({git.get('diff', 'not kept')})" if git.get("dirty") else ""
-    return f"commit {git.get('commit') or UNKNOWN}{changes}"
-
-
 def _order(value: Any) -> str:
     """Return the text by which a column is sorted; undefined values are empty and come last."""
     unknown = value is None or (isinstance(value, float) and not math.isfinite(value))

@@ -15,13 +15,12 @@ from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colors import agent_style
 from labrl.analysis.diagnosis import diagnose_run
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import moment, number, typed
+from labrl.analysis.formats import moment, number
 from labrl.analysis.groups import value_text
-from labrl.analysis.measures import SLM_WINDOW
-from labrl.analysis.report.page import commit_text
 from labrl.analysis.returns import NAMES
 from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, info_columns, statistic_of
+from labrl.processes.secrets import redact
 from labrl.run.run import Run
 from labrl.run.tables import known
 from labrl.types import INFO
@@ -60,13 +59,10 @@ fraction of the curve's range."""
 
 MOST_VIDEOS = 8
 
-IMPORTANT = ("labrl", "torch", "gymnasium", "ale-py", "numpy", "hydra-core")
-"""Packages whose versions are shown first."""
-
 
 def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sheet]]:
     """Return the content of the page of one run, and its plots. statistics: result of `trial_statistics`."""
-    curves, seeds, packages = TrialCurves(run), len(run.sessions), _dict(run.provenance.get("packages"))
+    curves, seeds = TrialCurves(run), len(run.sessions)
     reasons = {entry["session"]: entry["reason"] for entry in statistics["left_out"]}
     stops = {entry["index"]: entry["stop"] for entry in statistics["sessions"]}
     notes = {s.index: s.result.get("error") or stops[s.index] or reasons.get(s.index) for s in run.sessions}
@@ -76,7 +72,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "status": run.status,
         "verdict": " ".join(_verdict(run, statistics)),
         "warnings": list(statistics["warnings"]),
-        "footer": f"labrl {packages.get('labrl', '')} · {run.path}",
+        "footer": str(run.path),
         "run": run,
         "statistics": statistics,
         "final": final_return(statistics),
@@ -84,15 +80,12 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "diagnosis": diagnose_run(run),
         "videos": _videos(run),
         "notes": {index: str(note or "") for index, note in notes.items()},
-        "measures": _shown_measures(run, statistics),
+        "measures": {**MEASURES, **{name: name for name in info_columns(statistics)}},
         "aggregate_names": NAMES,
         "infos": info_columns(statistics),
         "again": command_again(run),
         "changed": _changed(run),
-        "origin": _origin(run, packages),
-        "typed_command": typed(run.first_provenance.get("command")),
-        "packages": packages,
-        "resumes": [_resume(_dict(entry)) for entry in run.info.get("resumes") or []],
+        "origin": redact(_origin(run)),
     }
     return content, list(curves.sheets())
 
@@ -197,19 +190,6 @@ class TrialCurves:
         ]
 
 
-def _shown_measures(run: Run, statistics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the measures that the tables of statistics show, with their names.
-
-    SLM Lab's score is left out for a short run. It would be a mean over all rows instead of the last 100, and
-    be mistaken for another final return.
-    """
-    counted = {entry["index"] for entry in statistics["sessions"] if entry["counted"]}
-    tables = [known(one.train, "return_mean") for one in run.sessions if one.index in counted]
-    short = min(map(len, tables), default=0) < SLM_WINDOW
-    infos = {name: name for name in info_columns(statistics)}
-    return {key: name for key, name in {**MEASURES, **infos}.items() if key != "slm_final" or not short}
-
-
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences on the result of the run, its reference returns, and whether it was still learning."""
     sessions = statistics["sessions"]
@@ -307,58 +287,8 @@ def _changed(run: Run) -> list[list[str]] | None:
         return None
 
 
-def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
-    """Return the code version, machine and packages of a run as a dict of texts; a text is empty if
-    unknown."""
-    facts, fork, machine = run.provenance, _dict(run.info.get("fork")), _dict(run.provenance.get("machine"))
-    gits = _dict(facts.get("git"))
-    memory, cores = machine.get("memory"), machine.get("cores")
-    processor = [str(machine.get("processor") or "")]
-    processor += [f"{machine.get('cores_usable', cores)} of {cores} cores"] if cores else []
-    edits = shlex.join(map(str, fork.get("edits", [])))
-    forked = [f"{fork['folder']} at frame {fork['frame']:,}"] if fork else []
-    return {
-        "run folder": str(run.path),
-        "started": moment(run.created),
-        "last updated": moment(run.info.get("updated", "")),
-        "seed": value_text(facts.get("seed", run.seed)),
-        **{f"code of {name.replace('_', ' ')}": commit_text(_dict(git)) for name, git in gits.items()},
-        "Python": str(_dict(facts.get("python")).get("version", "")),
-        "packages": ", ".join(f"{name} {packages[name]}" for name in IMPORTANT if name in packages),
-        "machine": ", ".join(str(machine[key]) for key in ("name", "system") if machine.get(key)),
-        "processor": ", ".join(part for part in processor if part),
-        "memory": f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else "",
-        "GPUs": ", ".join(map(str, machine.get("gpus") or [])),
-        "rerun of": str(run.info.get("rerun_of", "")),
-        "forked from": ", with ".join([*forked, edits] if edits else forked),
-        "starts from": _beginning(run.first_provenance.get("start_from")),
-    }
-
-
-def _beginning(facts: Any) -> str:
-    """Describe in one line from which weights of another run a run started, and which were newly
-    initialized."""
-    if not isinstance(facts, dict) or not facts:
-        return ""
-    sources = {f"session {one['session']}, frame {one['frame']:,}" for one in facts["sessions"].values()}
-    taken = f"{len(facts['taken'])} weights of {facts['run']} ({'; '.join(sorted(sources))})"
-    new = ", ".join(facts["begun_anew"])
-    return f"{taken}, newly initialized: {new}" if new else taken
-
-
-def _resume(facts: Mapping[str, Any]) -> list[str]:
-    frames = _dict(facts.get("frames"))
-    alone = len(frames) == 1
-    where = [f"{frame:,}" if alone else f"session {index}: {frame:,}" for index, frame in frames.items()]
-    changes = [
-        f"{change.get('key')}: {value_text(change.get('then'))} → {value_text(change.get('now'))}"
-        for change in map(_dict, facts.get("changed") or [])
-    ]
-    changes += ["forced"] if facts.get("forced") else []
-    differed = "; ".join(map(str, facts.get("differs") or []))
-    command = typed(facts.get("command"))
-    return [moment(facts.get("time")), ", ".join(where), "; ".join(changes), differed, command]
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _origin(run: Run) -> dict[str, Any]:
+    """Return what is recorded about the origin of a run: its code, machine, packages, command and resumes."""
+    known = {key: value for key, value in run.provenance.items() if key not in ("config", "choices")}
+    facts = {key: run.info[key] for key in ("fork", "rerun_of", "resumes") if run.info.get(key)}
+    return {"run folder": str(run.path), **known, **facts}

@@ -6,33 +6,29 @@ import copy
 import dataclasses
 import re
 import shlex
-import shutil
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import SQLAlchemyError
 
-from labrl.config import config_folder
 from labrl.config.compose import resolve, to_plain
-from labrl.config.keys import changes, key_of
-from labrl.config.presets import read
+from labrl.config.keys import changes
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.envs.games import check_environment
 from labrl.envs.make import info_keys
-from labrl.errors import InputError, LabrlError, first_line, install_command
-from labrl.experiment.earlier import Earlier, swept_keys
+from labrl.errors import InputError, LabrlError, first_line
+from labrl.experiment.earlier import Earlier
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.search.checks import check_pruner, settings_of
+from labrl.experiment.search.confirmation import conclude, confirm
 from labrl.experiment.search.objective import Objective
 from labrl.experiment.search.options import SearchConfig, Settings, start_of
-from labrl.experiment.search.search import Search, conclude
-from labrl.experiment.search.space import OF_THE_SEARCH, Recipe, Space
+from labrl.experiment.search.queue import SearchQueue
+from labrl.experiment.search.space import Space
 from labrl.experiment.search.study import MACHINE, OWN_STUDY, Study
 from labrl.experiment.summary import how_to_resume_experiment
 from labrl.experiment.sweep import held
@@ -44,13 +40,8 @@ from labrl.run.provenance import describe_code
 from labrl.run.trust import check_experiment
 from labrl.trial.configuration import check_start_from, resolved
 from labrl.trial.create import check
-from labrl.trial.reporting import random_return
 from labrl.trial.summary import say
 from labrl.types import INFO
-
-OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
-"""Overrides of every trial of a search, unless the command line sets the key. Reports and videos of many
-short trials would take more time than the trials."""
 
 
 def search(
@@ -62,29 +53,24 @@ def search(
     cfg: the configuration with the first option of each searched group; earlier: the search that is resumed,
     if any. Raises InputError for wrong input before any trial starts, and LabrlError if the storage fails.
     """
-    settings, overrides, choices = settings_of(cfg), trials.overrides, cfg.hydra.runtime.choices
-    for override in overrides:
-        if OF_THE_SEARCH.match(override) and swept_keys([override]):
-            why = "it is of the whole search, which has one value of it"
-            raise InputError.usage(override, why, "Run one search for each value")
+    settings, overrides, choices = settings_of(cfg), trials.overrides, dict(cfg.hydra.runtime.choices)
     plain = resolved(cfg, choices["agent"])
     asked = dataclass_of(SearchConfig, plain["search"], "search")
+    asked.max_failure_rate = settings.max_failure_rate
     check_start_from(plain["start_from"]["run"], overrides)
     check_environment(plain["env"], choices["env"])
     # A seed on the command line is that of the search, from which the seeds of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
-    typed += evaluated_in_time(plain, typed)
-    space = Space.of(asked.space, settings.params or {}, typed)
-    recipe = Recipe(space, dict(choices), unwatched(typed), trials.config_dir)
-    base = check_space(recipe)
-    check_ready(choices["search"], recipe)
-    _check_total(plain["meta"]["max_trial"], settings, overrides)
-    check_pruner(asked.pruner, base, settings.n_trials)
-    objective = _objective(asked.objective, base, plain["env"])
+    if plain["env"]["max_frame"] <= plain["meta"]["eval_frequency"]:  # A pruner needs evaluations.
+        typed.insert(0, "meta.eval_frequency=1/10")  # unless the user sets another frequency
+    space = Space.of({**asked.space, **(settings.params or {})}, typed, choices, trials.config_dir)
+    base = check_space(space)
+    check_ready(space)
+    objective = _objective(asked.objective, base)
     if settings.storage is not None and settings.study_name is None:
         why = "the storage can contain several studies, and other machines join this one by its name"
         raise InputError.missing("hydra.sweeper.study_name", why)
-    need = _limit_launcher(launcher, base, settings, choices["hydra/launcher"])
+    need = _limit_launcher(launcher, base, settings)
     path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = Experiment(path).marker.exists()
     if exists:
@@ -110,105 +96,82 @@ def search(
             "seed": study.seed,
         }
         folder_of = partial(trial_folder, copy.deepcopy(cfg))
-        one = Search(study, recipe, experiment, folder_of, need, asked, settings.max_failure_rate)
-        one.check_first()
+        queue = SearchQueue(study, experiment, folder_of, need, asked)
         if exists:  # with its edits, so that the next resume knows them
             experiment.resumed(trials.typed, earlier.edits if earlier else [], **facts)
         else:
             experiment.set_status("running", **facts)
-        one.shows_progress = plain["meta"]["progress"]
-        _announce(one, launcher.limit, base)
+        queue.shows_progress = plain["meta"]["progress"]
+        _announce(queue, launcher.limit, base)
         try:
-            code, confirmation = one.run(launcher)
-            return path, conclude(one, code, confirmation, report=plain["meta"]["report"])
+            with launcher, queue.interruption:
+                queue.run(launcher)
+                confirmation = confirm(queue, launcher)
+            return path, conclude(queue, confirmation, report=plain["meta"]["report"])
         except (StorageInternalError, SQLAlchemyError, OSError) as error:
-            resume = f"To resume when the problem is solved: {how_to_resume_experiment(path)}"
-            why = f"the search cannot continue: {first_line(error.__cause__ or error)}"
-            told = f"{why} (storage: {redact(study.url)}). All trials have been saved. {resume}"
+            why = f"the search has saved all trials and ended: {first_line(error.__cause__ or error)}"
+            told = f"{redact(study.url)}: {why}. To resume: {how_to_resume_experiment(path)}"
             raise LabrlError(told, code="resources", key="hydra.sweeper.storage") from error
 
 
-def unwatched(typed: Sequence[str]) -> list[str]:
-    """Return OF_A_TRIAL without the keys that the overrides `typed` set. With `meta.report=true`, for
-    example, each trial gets a report."""
-    given = set(map(key_of, typed))
-    return [override for override in OF_A_TRIAL if key_of(override) not in given]
+def settings_of(config: DictConfig) -> Settings:
+    """Return the settings of `hydra.sweeper`. Raises InputError for wrong values."""
+    plain: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=True)
+    return dataclass_of(Settings, plain, "hydra.sweeper")
 
 
-def evaluated_in_time(plain: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
-    """Return an override with ten evaluations for trials whose budget the default frequency exceeds, because
-    a pruner needs them. A frequency that the user has set is kept. plain: the resolved configuration."""
-    default = read(config_folder() / "meta" / "default.yaml")["eval_frequency"]
-    frames, every = plain["env"]["max_frame"], plain["meta"]["eval_frequency"]
-    if "meta.eval_frequency" in map(key_of, typed) or every != default or frames > every:
-        return []
-    return ["meta.eval_frequency=1/10"]
-
-
-def check_space(recipe: Recipe) -> TrialConfig:
+def check_space(space: Space) -> TrialConfig:
     """Return the configuration without searched values. Raises InputError if it is wrong, and for a searched
-    key or option that does not exist."""
-    first = recipe.space.first()
-    recipe.compose(first)
-    config = resolve(recipe.compose({key: value for key, value in first.items() if key.startswith("+")}))
+    key, option or value that is wrong by itself. A contradiction of several values is left to a trial."""
+    some = space.some()
+    try:
+        resolve(space.compose(some))
+    except InputError as error:
+        if error.code != "contradiction":
+            raise
+    config = resolve(space.compose({key: value for key, value in some.items() if key.startswith("+")}))
     check(config)
     return config
 
 
-def check_ready(name: str, recipe: Recipe) -> None:
-    """Raise InputError if the option `name` of `search` sets keys that trials do not get from it."""
-    base, brought = to_plain(recipe.compose({})), to_plain(recipe.compose({}, f"search={name}"))
-    found = [one for one in changes(base, brought) if not one.key.startswith("search.")]
-    lost = [one for one in found if one.key not in ("seed", "meta.max_trial")]
+def check_ready(space: Space) -> None:
+    """Raise InputError if the option of `search` sets keys that trials do not get from it."""
+    setting = f"search={space.choices['search']}"
+    base, brought = to_plain(space.compose({})), to_plain(space.compose({}, setting))
+    lost = [
+        f"{one.key}={one.new}"
+        for one in changes(base, brought)
+        if not one.key.startswith("search.") and one.key not in ("seed", "meta.max_trial")
+    ]
     if lost:
-        told = " ".join(f"{one.key}={one.new}" for one in lost)
-        why = f"it sets {told}, but trials take only search.space and the agent from it"
+        why = f"it sets {' '.join(lost)}, but trials take only search.space and the agent from it"
         fix = "Set these values on the command line, or put them into an option of the group experiment"
-        raise InputError.unsupported(f"search={name}", why, fix)
-
-
-def _check_total(total: int | None, settings: Settings, overrides: Sequence[str]) -> None:
-    """Raise InputError if the command line sets two different numbers of trials. A value of `meta.max_trial`
-    from a ready-made space may differ."""
-    if "meta.max_trial" in map(key_of, overrides) and total not in (None, settings.n_trials):
-        other, why = f"hydra.sweeper.n_trials={settings.n_trials}", "both are the number of trials"
-        raise InputError.contradiction(f"meta.max_trial={total}", other, why, "Leave one out")
-
-
-def _objective(measure: str, base: TrialConfig, env: Mapping[str, Any]) -> Objective:
-    """Return the objective. Raises InputError if the runs do not have the measure.
-
-    base: the configuration without searched values; env: its resolved group `env`.
-    """
-    columns = [f"{INFO}{name}" for name in info_keys(base.env)]
-    setting, baseline = f"search.objective={measure}", None
-    if measure.startswith(INFO) and measure not in columns:
-        why = f"the runs have no such column{', but only ' * bool(columns)}{', '.join(columns)}"
-        fix = f"'env.info_keys=[{measure.removeprefix(INFO)}]'"
-        raise InputError.about(setting, why, fix, code="missing")
-    if measure == "strength" and (baseline := random_return(env, base.env)) is None:
-        why = "the return of the random policy cannot be measured in this environment"
-        fix = "search.objective=auc, which ranks trials almost identically"
         raise InputError.unsupported(setting, why, fix)
-    return Objective(measure, base.meta.max_session, 0.0 if baseline is None else baseline.mean)
 
 
-def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str) -> Need:
+def _objective(measure: str, base: TrialConfig) -> Objective:
+    """Return the objective. Raises InputError if the runs do not have the measure. base: the configuration
+    without searched values."""
+    columns = [f"{INFO}{name}" for name in info_keys(base.env)]
+    if measure.startswith(INFO) and measure not in columns:
+        fix = f"'env.info_keys=[{measure.removeprefix(INFO)}]'"
+        allowed = f"be a column of the runs ({', '.join(columns) or 'there is none'})"
+        raise InputError.value("search.objective", measure, allowed, fix=fix, code="missing")
+    return Objective(measure, base.meta.max_session)
+
+
+def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Settings) -> Need:
     """Set in the launcher how many trials run at the same time: `hydra.sweeper.n_jobs`, but at most
     `hydra.launcher.n_jobs`, and as many as there is room for. Return the slots of a trial.
 
-    name: option of the group `hydra/launcher`. Raises InputError if the launcher needs a number and none is
-    set, and if this machine has no room for a trial.
+    Raises InputError if the launcher needs a number and none is set, and if this machine has no room for a
+    trial.
     """
     given = [number for number in (settings.n_jobs, launcher.limit) if number is not None]
     launcher.waits_for_room, launcher.limit = True, min(given, default=None)
     if not (launcher.traits.knows_room or given):
-        raise InputError.missing(
-            "hydra.sweeper.n_jobs",
-            f"with hydra/launcher={name}, a search needs the number of trials to submit at the same time, "
-            "because each of its trials depends on those before it",
-            "hydra.sweeper.n_jobs=8",
-        )
+        why = "each trial of a search depends on those before it, and a cluster does not tell its room"
+        raise InputError.missing("hydra.sweeper.n_jobs", why, "hydra.sweeper.n_jobs=8")
     machine = None if launcher.traits.elsewhere else Machine()
     trials = min([settings.n_trials, *given])
     need = Need.of(dataclasses.asdict(config.meta), trials, machine.cores if machine else None)
@@ -224,21 +187,19 @@ def _check_same(experiment: Experiment, study_name: str, objective: str) -> None
     if info.get("kind") != "search":
         why = "this folder contains an experiment that is not a search"
         raise InputError.usage(f"hydra.sweep.dir={experiment.path}", why, "Set another folder")
-    then = {"study_name": study_name, "objective": [objective], **info.get("search", {})}
-    fix = "Leave out +resume and hydra.sweep.dir"
-    if study_name != then["study_name"]:
-        setting, where = f"hydra.sweeper.study_name={study_name}", f"the study {then['study_name']} in it"
-        raise InputError.contradiction(setting, where, fix=fix)
-    if [objective] != then["objective"]:
-        where = f"the objective of this search, {then['objective'][0]}"
-        raise InputError.contradiction(f"search.objective={objective}", where, fix=fix)
+    now = {"hydra.sweeper.study_name": study_name, "search.objective": [objective]}
+    for key, value in now.items():
+        then = info.get("search", {}).get(key.rpartition(".")[2], value)
+        if value != then:
+            where, fix = f"the {then} of this search", "Leave out +resume and hydra.sweep.dir"
+            raise InputError.contradiction(f"{key}={value}", where, fix=fix)
     check_experiment(experiment)
 
 
-def _announce(one: Search, limit: int | None, base: TrialConfig) -> None:
+def _announce(queue: SearchQueue, limit: int | None, base: TrialConfig) -> None:
     """Print what the search will do. limit: number of trials at a time."""
-    study, asked, config = one.study, one.options, one.options.confirm
-    trials, total, budget = study.trials(), study.total, base.env.config.max_frame
+    study, asked, budget = queue.study, queue.options, base.env.config.max_frame
+    trials, total = study.trials(), study.total
     done = sum(trial.state.is_finished() for trial in trials)
     say(
         f"searching {', '.join(study.space.distributions)} for the best {asked.objective}: {total} trials "
@@ -249,19 +210,10 @@ def _announce(one: Search, limit: int | None, base: TrialConfig) -> None:
         told = ", ".join(f"{trial.number} ({trial.state.name.lower()})" for trial in others)
         say(f"trials that other programs have added or asked for: {told}")
     first, frame = start_of(asked.pruner, total, budget, base.eval_frames)
-    none = "" if first < total else f", so that none of these {total} can be pruned"
-    if frame < budget:
-        say(f"pruning begins after {first} finished trials, and in each trial at frame {frame:,}{none}")
-    searching, runs = total * base.meta.max_session * budget, 0
-    if config is not None:
-        runs = (min(config.top, total) + config.default) * config.sessions
-    share = runs * budget / (runs * budget + searching)
-    say(
-        f"frames: at most {searching:,} in the search, and {runs * budget:,} in the confirmation on fresh "
-        f"seeds ({runs} runs): {share:.0%} of all frames, or more if trials are pruned"
-    )
-    if total == 1:
-        say("meta.max_trial=1: a search needs several trials to compare. Set, for example, meta.max_trial=20")
-    say(f"experiment folder: {one.experiment.path}")
-    install = "" if shutil.which("optuna-dashboard") else f"   (after {install_command('search')})"
-    say(f"to watch: optuna-dashboard {shlex.quote(redact(study.url))}{install}")
+    none = f", so none of these {total} can be pruned" * (first >= total or frame >= budget)
+    say(f"pruning begins after {first} finished trials, and in each trial at frame {frame:,}{none}")
+    searching, confirm = total * base.meta.max_session * budget, asked.confirm
+    runs = (min(confirm.top, total) + confirm.default) * confirm.sessions if confirm else 0
+    say(f"frames: at most {searching:,} in the search, and {runs * budget:,} in the confirmation")
+    say(f"experiment folder: {queue.home}")
+    say(f"to watch: optuna-dashboard {shlex.quote(redact(study.url))}")

@@ -17,7 +17,7 @@ def _measure(name: Any) -> Any:
     otherwise."""
     if not isinstance(name, str):
         raise PydanticCustomError("type", "must be one measure, because a search has one objective")
-    measures = ("final_return", "best_return", "auc", "strength", "wall")
+    measures = ("final_return", "best_return", "auc", "wall")
     if name not in measures and not (name.startswith(INFO) and name != INFO):
         allowed = f"{', '.join(measures)}, or {INFO}<name> with a name in env.info_keys"
         raise PydanticCustomError("range", f"must be {allowed}")
@@ -25,7 +25,7 @@ def _measure(name: Any) -> Any:
 
 
 Measure = Annotated[str, BeforeValidator(_measure)]
-"""`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
+"""`final_return`, `best_return`, `auc`, `wall` or `info/<name>`"""
 Direction = Literal["minimize", "maximize"]
 """Whether the smallest or the largest value of a measure is the best."""
 
@@ -50,30 +50,35 @@ class NoPruner:
 
 
 @dataclass(kw_only=True)
-class StartingPruner:
-    """Base class of pruners, which begin to stop trials once there are enough results to compare."""
-
-    n_startup_trials: NonNegativeInt | None
-    """Number of trials that must have finished before any trial is stopped, >= 0; null: 5 in a search of
-    fewer than 12 trials, 3 in a search of fewer than 50 trials, otherwise 0."""
-
-
-@dataclass(kw_only=True)
-class MedianPruner(StartingPruner):
+class MedianPruner:
     """Optuna's `MedianPruner`: stop a trial whose best value so far is worse than the median of the finished
     trials at the same frame."""
 
     kind: Literal["median"]
     """Name of the pruner."""
+    n_startup_trials: NonNegativeInt | None
+    """Number of trials that must have finished before any trial is stopped, >= 0; null: 5 in a search of
+    fewer than 12 trials, 3 in a search of fewer than 50 trials, otherwise 0."""
     n_warmup_steps: NonNegativeInt | None
     """Number of frames before which no trial is stopped, >= 0; null: three evaluations in a search of fewer
     than 12 trials, two in a search of fewer than 50 trials, otherwise one."""
 
 
 @dataclass(kw_only=True)
-class Halving(StartingPruner):
-    """Base class of the pruners by successive halving."""
+class HalvingPruner:
+    """Optuna's `SuccessiveHalvingPruner` (`asha`), asynchronous successive halving (Li et al., 2020,
+    arXiv:1810.05934), or its `HyperbandPruner`, several successive halvings that differ in their minimum
+    resource (Li et al., 2018, arXiv:1603.06560).
 
+    A trial that reaches `min_resource * reduction_factor ** k` frames continues if it is among the best
+    fraction 1 / reduction_factor of the trials that have reached that frame so far.
+    """
+
+    kind: Literal["asha", "hyperband"]
+    """Name of the pruner."""
+    n_startup_trials: NonNegativeInt | None
+    """Number of trials that must have finished before any trial is stopped, >= 0; null: 5 in a search of
+    fewer than 12 trials, 3 in a search of fewer than 50 trials, otherwise 0."""
     min_resource: PositiveInt | None
     """Number of frames before which no trial is stopped, >= 1; for hyperband, in the bracket that stops
     trials earliest. null: a ninth of the budget, but at least three evaluations in a search of fewer than 12
@@ -83,29 +88,7 @@ class Halving(StartingPruner):
     brackets' minimum resources."""
 
 
-@dataclass(kw_only=True)
-class AshaPruner(Halving):
-    """Optuna's `SuccessiveHalvingPruner`: asynchronous successive halving (Li et al., 2020,
-    arXiv:1810.05934).
-
-    A trial that reaches `min_resource * reduction_factor ** k` frames continues if it is among the best
-    fraction 1 / reduction_factor of the trials that have reached that frame so far.
-    """
-
-    kind: Literal["asha"]
-    """Name of the pruner."""
-
-
-@dataclass(kw_only=True)
-class HyperbandPruner(Halving):
-    """Optuna's `HyperbandPruner`: several successive halvings that differ in their minimum resource (Li et
-    al., 2018, arXiv:1603.06560)."""
-
-    kind: Literal["hyperband"]
-    """Name of the pruner."""
-
-
-Pruner = Annotated[NoPruner | MedianPruner | AshaPruner | HyperbandPruner, Field(discriminator="kind")]
+Pruner = Annotated[NoPruner | MedianPruner | HalvingPruner, Field(discriminator="kind")]
 
 
 def start_of(pruner: Pruner, total: int, budget: int, every: int) -> tuple[int, int]:

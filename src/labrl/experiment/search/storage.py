@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import optuna
 from filelock import FileLock
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -34,24 +34,25 @@ def own_url(folder: Path) -> str:
 def open_storage(url: str) -> BaseStorage:
     """Return Optuna's storage. Raises InputError with the reason if it cannot be opened."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # a search prints its own messages
-    sqlite = url.startswith("sqlite")
-    seconds = {"timeout": SECONDS_TO_WAIT} if sqlite else {"connect_timeout": SECONDS_TO_CONNECT}
+    seconds = {"connect_timeout": SECONDS_TO_CONNECT}
+    if url.startswith("sqlite"):
+        seconds = {"timeout": SECONDS_TO_WAIT}
     try:
         if url.startswith("journal:///"):
             return _open_journal(Path(url.removeprefix("journal:///")))
         try:
-            return RDBStorage(url, engine_kwargs={"connect_args": seconds})
+            storage = RDBStorage(url, engine_kwargs={"connect_args": seconds})
         except SQLAlchemyError:  # Another machine may have created the tables at the same moment.
             time.sleep(1)
-            return RDBStorage(url, engine_kwargs={"connect_args": seconds})
+            storage = RDBStorage(url, engine_kwargs={"connect_args": seconds})
+        return get_storage(storage)  # with a cache of the trials that have ended
     except Exception as error:
         setting, why = f"hydra.sweeper.storage={redact(url)}", f"it cannot be opened: {first_line(error)}"
         fix = (
-            "Write sqlite:///<file>, journal:///<file>, postgresql://<user>@<host>/<database> or mysql://..."
+            "Write sqlite:///<file>, journal:///<file>, mysql://... or postgresql://<user>@<host>/<database> "
+            f"with its driver ({install_command('search')})"
         )
-        lacks = isinstance(error, ImportError)
-        fix = f"Install its driver; for PostgreSQL, {install_command('search')}" if lacks else fix
-        raise InputError.about(setting, why, fix, code="not-installed" if lacks else "not-found") from error
+        raise InputError.not_found(setting, why, fix) from error
 
 
 def _open_journal(path: Path) -> JournalStorage:

@@ -7,12 +7,12 @@ attribute, and each machine gives a heartbeat to the study. Optuna's own heartbe
 
 from __future__ import annotations
 
-import functools
 import math
 import socket
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ import optuna
 from hydra.utils import instantiate
 from hydra_plugins.hydra_optuna_sweeper.config import TPESamplerConfig
 from omegaconf import OmegaConf
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import BaseSampler, GridSampler, QMCSampler
+from optuna.samplers import BaseSampler, QMCSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from labrl.errors import InputError, LabrlError, first_line, install_command
+from labrl.errors import InputError, first_line, install_command
 from labrl.experiment.search import options
 from labrl.experiment.search.objective import Objective
 from labrl.experiment.search.space import Space
@@ -39,14 +39,19 @@ MACHINE = "labrl:machine"
 """Attribute of a trial that names the machine which runs it. Trials of other programs lack it."""
 
 ERROR = "labrl:error"
-"""Attribute of a trial with the error that ended it. A failed trial without it was given up, because its
-machine was silent."""
+"""Attribute of a trial with the error that ended it."""
+
+SILENT = "its machine has been silent for too long"
+"""Error of a failed trial without ERROR, which was given up."""
 
 SEED = "labrl:seed"
 """Attribute of the study with the seed of the search."""
 
 ALIVE = "labrl:alive:"
-"""Prefix of the attributes of the study with the time of each machine's last heartbeat."""
+"""Prefix of the attributes of the study with the time of each machine's last heartbeat; 0 after its end."""
+
+CONFIRMS = "labrl:confirms:"
+"""Prefix of the attributes of the study with the machine that confirms it, by its number of trials."""
 
 HEARTBEAT = 60.0
 """Seconds between two heartbeats of a machine."""
@@ -79,8 +84,9 @@ class Study:
         cannot be opened or the sampler cannot be created.
         """
         self.space, self.objective, self._budget = space, objective, budget
-        self.total, self.machine = settings.n_trials, f"{socket.gethostname()}:{home}"
-        self._shared, self.url = settings.storage is not None, settings.storage or own_url(home)
+        self.total, self.url = settings.n_trials, settings.storage or own_url(home)
+        # The folder of a search with its own storage may be moved.
+        self.machine = f"{socket.gethostname()}:{home}" if settings.storage else OWN_STUDY
         self._n_startup_trials, first = options.start_of(pruner, self.total, budget, every)
         self._storage = open_storage(self.url)
         self.optuna = optuna.create_study(
@@ -94,11 +100,13 @@ class Study:
             self.optuna.set_user_attr(SEED, draw_seed() if seed is None else seed)
         self.seed: int = self.optuna.user_attrs[SEED]
         self.optuna.sampler = make_sampler(settings.sampler, space, self.seed)
-        if isinstance(self.optuna.sampler, GridSampler):
-            self.total = min(self.total, math.prod(map(len, space.grid().values())))
         self.maximizes = self.optuna.direction == optuna.study.StudyDirection.MAXIMIZE
+        self._left = [one for one in self.trials() if one.state == TrialState.RUNNING and self.is_own(one)]
+        """The trials that an earlier command of this machine has left."""
         self._asked: dict[int, optuna.Trial] = {}
         """The trials that this command has asked for, by number."""
+        self._pruned: set[int] = set()
+        """Those of them that must stop."""
         self.beat()
 
     def trials(self) -> list[FrozenTrial]:
@@ -110,22 +118,24 @@ class Study:
 
         Returns None if the study has all its trials.
         """
-        trials = self.trials()
-        enqueued = [one for one in trials if one.state == TrialState.WAITING]
-        if not self._left(trials) and enqueued:
-            # A trial names its machine from the start, so that a kill leaves none without one.
-            self._storage.set_trial_user_attr(enqueued[0]._trial_id, MACHINE, self.machine)
-            trial = self.optuna.ask()
-            trial.set_user_attr(MACHINE, self.machine)
+        if self._left:
+            trial_id = self._left.pop(0)._trial_id
         else:
-            if not self._left(trials):
-                if sum(not is_given_up(one) for one in trials) >= self.total:
-                    return None
+            trials = self.trials()
+            waiting = next((one for one in trials if one.state == TrialState.WAITING), None)
+            if waiting is not None:
+                # A trial names its machine from the start, so that a kill leaves none without one.
+                self._storage.set_trial_user_attr(waiting._trial_id, MACHINE, self.machine)
+                enqueued = self.optuna.ask()
+                enqueued.set_user_attr(MACHINE, self.machine)
+                trial_id = enqueued._trial_id
+            elif self._has_all(trials):
+                return None
+            else:
                 # `Study.ask` would create it without an attribute, or let two machines have it on SQLite.
-                attrs = {MACHINE: self.machine}
-                self.optuna.add_trial(create_trial(state=TrialState.RUNNING, user_attrs=attrs))
-                trials = self.trials()
-            trial = optuna.trial.Trial(self.optuna, self._left(trials)[0]._trial_id)
+                new = create_trial(state=TrialState.RUNNING, user_attrs={MACHINE: self.machine})
+                trial_id = self._storage.create_new_trial(self.optuna._study_id, new)
+        trial = optuna.trial.Trial(self.optuna, trial_id)
         try:
             for name, distribution in self.space.distributions.items():
                 trial._suggest(name, distribution)
@@ -140,102 +150,123 @@ class Study:
 
         A trial that must stop is told as pruned before any of its sessions knows.
         """
-        trial, known = self._asked[number], self.trials()[number]
-        if known.state.is_finished():  # by an earlier answer, or another machine has given it up
+        if number in self._pruned:
             return True
-        reports = self.objective.reports(folder)
-        for frame in sorted(reports.keys() - known.intermediate_values.keys()):
-            trial.report(reports[frame], frame)
-        if not reports or max(reports) >= self._budget or not trial.should_prune():
-            return False
-        finished = sum(one.state == TrialState.COMPLETE for one in self.trials())
-        if finished < self._n_startup_trials:
+        trial = self._asked[number]
+        try:
+            frames = self._report(number, folder)
+            if not frames or frames[-1] >= self._budget or not trial.should_prune():
+                return False
+        except UpdateFinishedTrialError:  # another machine has given it up
+            self._pruned.add(number)
+            return True
+        if sum(one.state == TrialState.COMPLETE for one in self.trials()) < self._n_startup_trials:
             return False
         self.optuna.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+        self._pruned.add(number)
         return True
 
     def finish(self, number: int, folder: Path) -> None:
         """Tell the value of a finished trial, or why it has none."""
-        trial, value = self._asked[number], self.objective.value(folder)
+        value = self.objective.value(folder)
         if value is None or math.isnan(value):
             self.fail(number, "no episode ended within the budget, so there is nothing to compare")
             return
-        if self.objective.stopped_early(folder) and not self.trials()[number].state.is_finished():
-            # The last value counts to the end of the budget, for the pruner too.
-            reports = self.objective.reports(folder)
-            trial.report(reports[max(reports)], self._budget)
-            trial.should_prune()
-        self.optuna.tell(trial, value, skip_if_finished=True)
+        with suppress(UpdateFinishedTrialError):  # as pruned, or another machine has given it up
+            # If all sessions have stopped early, their value counts to the end of the budget, for the pruner
+            # too.
+            if self._report(number, folder):
+                self._asked[number].should_prune()
+            self.optuna.tell(self._asked[number], value, skip_if_finished=True)
 
     def fail(self, number: int, error: str) -> None:
         """Tell that a trial has failed, and why."""
-        if not self.trials()[number].state.is_finished():
+        with suppress(UpdateFinishedTrialError):
             self._asked[number].set_user_attr(ERROR, error)
             self.optuna.tell(self._asked[number], state=TrialState.FAIL, skip_if_finished=True)
 
     def beat(self) -> None:
         """Give a heartbeat, and tell the running trials of silent machines as failed."""
-        now = time.time()
-        self.optuna.set_user_attr(f"{ALIVE}{self.machine}", now)
-        heard = self.optuna.user_attrs
+        self.optuna.set_user_attr(f"{ALIVE}{self.machine}", time.time())
+        alive = self._alive()
         for trial in self.trials():
-            machine = trial.user_attrs.get(MACHINE)
-            elsewhere = machine is not None and not self.is_own(trial)
-            silent = now - heard.get(f"{ALIVE}{machine}", 0.0) > SILENCE
-            if trial.state == TrialState.RUNNING and elsewhere and silent:
+            machine = trial.user_attrs.get(MACHINE, self.machine)
+            if trial.state == TrialState.RUNNING and machine not in alive:
                 self.optuna.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def is_complete(self) -> bool:
         """Return whether the study has all its trials, and all have ended. Trials that other programs have
         asked for count as they are, and are not waited for."""
         trials = self.trials()
-        running = (TrialState.RUNNING, TrialState.WAITING)
-        ours = [trial for trial in trials if MACHINE in trial.user_attrs or trial.state == TrialState.WAITING]
-        given_up = sum(map(is_given_up, trials))
-        return len(trials) - given_up >= self.total and not any(trial.state in running for trial in ours)
+        ended = (
+            one.state.is_finished() or (one.state == TrialState.RUNNING and MACHINE not in one.user_attrs)
+            for one in trials
+        )
+        return self._has_all(trials) and all(ended)
 
-    def best(self, trials: Sequence[FrozenTrial] | None = None) -> list[FrozenTrial]:
-        """Return the completed trials, the best first.
+    def confirming_machine(self) -> str:
+        """Return the machine that confirms the best trials of a complete study, and no other does.
 
-        trials: result of `trials()`, if it is known.
+        This is the one that the study records for its number of trials, or else the first one by name of
+        those that are alive, which all wait until the study is complete.
         """
-        trials = self.trials() if trials is None else trials
-        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        return sorted(done, key=lambda trial: (-self._signed(trial), trial.number))
+        key = f"{CONFIRMS}{len(self.trials())}"
+        machine = str(self.optuna.user_attrs.get(key) or min(self._alive()))
+        if machine == self.machine:
+            self.optuna.set_user_attr(key, machine)
+        return machine
 
-    def best_pruned(self) -> list[FrozenTrial]:
-        """Return the pruned trials with a value, ordered by the frame that they reached (highest first), then
-        by value (best first)."""
-        pruned = [trial for trial in self.trials() if trial.state == TrialState.PRUNED and trial.values]
-        return sorted(pruned, key=lambda trial: (-(trial.last_step or 0), -self._signed(trial), trial.number))
+    def best(self, trials: Sequence[FrozenTrial] | None = None, pruned: bool = False) -> list[FrozenTrial]:
+        """Return the completed trials, the best first. trials: result of `trials()`, if it is known.
+
+        pruned: whether to return the pruned trials with a value instead, ordered by the frame that they
+        reached (highest first), then by value.
+        """
+        sign, state = -1 if self.maximizes else 1, TrialState.PRUNED if pruned else TrialState.COMPLETE
+        found = [one for one in trials or self.trials() if one.state == state and one.values]
+        return sorted(
+            found, key=lambda one: (-(one.last_step or 0) * pruned, sign * one.values[0], one.number)
+        )
 
     def trial_seed(self, number: int) -> int:
         """Return the seed of a trial, which is the same on every machine and for every attempt."""
         return derived_seed(self.seed, "trial", number)
 
-    def close(self) -> None:
-        """Release the connections of the storage."""
+    def leave(self) -> None:
+        """Tell the other machines that this one has ended, and release the connections of the storage."""
+        self.optuna.set_user_attr(f"{ALIVE}{self.machine}", 0.0)
         self._storage.remove_session()
 
     def is_own(self, trial: FrozenTrial) -> bool:
-        """Return whether this machine runs or has run a trial. A storage in the experiment folder belongs to
-        this machine, even if the folder was moved."""
-        machine = trial.user_attrs.get(MACHINE)
-        return machine == self.machine or (machine is not None and not self._shared)
+        """Return whether this machine runs or has run a trial."""
+        return bool(trial.user_attrs.get(MACHINE) == self.machine)
 
-    def _left(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the running trials of this machine that this command has not asked for."""
-        running = (one for one in trials if one.state == TrialState.RUNNING and self.is_own(one))
-        return [one for one in running if one.number not in self._asked]
+    def _has_all(self, trials: Sequence[FrozenTrial]) -> bool:
+        return sum(error_of(one) != SILENT for one in trials) >= self.total
 
-    def _signed(self, trial: FrozenTrial) -> float:
-        return (trial.value or 0.0) * (1 if self.maximizes else -1)
+    def _alive(self) -> set[str]:
+        """Return the names of the machines that have given a heartbeat lately."""
+        silent = time.time() - SILENCE
+        heard = self.optuna.user_attrs
+        return {
+            name.removeprefix(ALIVE) for name, at in heard.items() if name.startswith(ALIVE) and at >= silent
+        }
+
+    def _report(self, number: int, folder: Path) -> list[int]:
+        """Report the evaluations of a trial that all its sessions have passed since the last call. Return
+        their frames."""
+        trial, reports = self._asked[number], self.objective.reports(folder, self._budget)
+        new = sorted(reports.keys() - trial._cached_frozen_trial.intermediate_values.keys())
+        for frame in new:
+            trial.report(reports[frame], frame)
+        return new
 
 
-def is_given_up(trial: FrozenTrial) -> bool:
-    """Return whether a trial failed because its machine was silent. Another trial takes its place."""
-    attrs = trial.user_attrs
-    return trial.state == TrialState.FAIL and MACHINE in attrs and ERROR not in attrs
+def error_of(trial: FrozenTrial) -> str | None:
+    """Return why a trial has failed; SILENT if it was given up, so that another takes its place."""
+    if trial.state != TrialState.FAIL or MACHINE not in trial.user_attrs:
+        return None
+    return str(trial.user_attrs.get(ERROR, SILENT))
 
 
 def make_pruner(chosen: options.Pruner, first: int, budget: int) -> BasePruner:
@@ -246,9 +277,9 @@ def make_pruner(chosen: options.Pruner, first: int, budget: int) -> BasePruner:
     match chosen:
         case options.MedianPruner():
             return MedianPruner(n_startup_trials=0, n_warmup_steps=first)
-        case options.AshaPruner():
+        case options.HalvingPruner(kind="asha"):
             return SuccessiveHalvingPruner(first, chosen.reduction_factor)
-        case options.HyperbandPruner():
+        case options.HalvingPruner():
             return HyperbandPruner(first, budget, chosen.reduction_factor)
     return NopPruner()
 
@@ -258,15 +289,14 @@ def make_sampler(node: Mapping[str, Any], space: Space, seed: int) -> BaseSample
 
     A sampler with random numbers of its own is seeded anew for each trial, because its state is not stored:
     after a restart it would repeat the values of the first trials, and several machines would propose the
-    same values. Raises InputError if the sampler cannot be created, or is a grid over a continuous range.
+    same values. Raises InputError if the sampler cannot be created, or is a grid.
     """
     seed = seed if node.get("seed") is None else int(node["seed"])
 
     def make(seed: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            made = instantiate({**node, "seed": seed}, _execution_whitelist_=TARGETS)
-            return made(space.grid()) if isinstance(made, functools.partial) else made
+            return instantiate({**node, "seed": seed}, _execution_whitelist_=TARGETS)
 
     def before_trial(study: optuna.Study, trial: FrozenTrial) -> None:
         vars(sampler).update(vars(make(derived_seed(seed, "sampler", trial.number))))
@@ -277,15 +307,12 @@ def make_sampler(node: Mapping[str, Any], space: Space, seed: int) -> BaseSample
             # labrl's option replaces this one, whose types Hydra would check.
             OmegaConf.merge(OmegaConf.structured(TPESamplerConfig), dict(node))
         sampler = make(seed)
-    except LabrlError:
-        raise
+        if not isinstance(sampler, BaseSampler):
+            raise TypeError("a grid of values needs no sampler: leave out hydra/sweeper=optuna")
     except Exception as error:
         why = f"{node['_target_']} cannot be created: {first_line(error)}"
         fix = f"Type {install_command('search')}" if isinstance(error, ImportError) else ""
         raise InputError.about("hydra.sweeper.sampler", why, fix, code="target") from error
-    if isinstance(sampler, GridSampler):
-        # It would stop a loop of `Study.optimize`.
-        sampler.after_trial = lambda *result: None  # type: ignore[method-assign]
-    elif not isinstance(sampler, QMCSampler):
-        sampler.before_trial = before_trial
+    if not isinstance(sampler, QMCSampler):
+        sampler.before_trial = before_trial  # type: ignore[method-assign]
     return sampler

@@ -15,9 +15,9 @@ from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.profile import Profile
 from labrl.session.callbacks.progress import Progress
+from labrl.session.callbacks.pruning import SEARCH, ReportToSearch
 from labrl.session.callbacks.record import RecordEpisodes
 from labrl.session.callbacks.repeats import CheckRepeats
-from labrl.session.callbacks.search import SEARCH, ReportToSearch
 from labrl.session.callbacks.stop import StopEarly
 from labrl.session.callbacks.tensorboard import TensorBoard
 from labrl.session.evaluation import Quota

@@ -8,22 +8,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from rich.console import Console, ConsoleRenderable, Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
-from rich.control import Control
 from rich.file_proxy import FileProxy
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.segment import ControlType, Segment
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.table import Column
 from rich.text import Text
 
-from labrl.analysis.formats import duration, score, short_number, shorten_overrides
+from labrl.analysis.formats import duration, score, short_number, shorten
 
 REFRESH_SECONDS = 1.0
 """Shortest time between two updates of the terminal, in seconds."""
@@ -34,34 +30,10 @@ LINE_SECONDS = 10.0
 _FREE = 3
 """Number of columns on the right that stay free. Without them, the `^C` shown by a terminal would wrap."""
 
-_LAYOUTS = (
-    (24, 16, True, True),
-    (8, 12, True, True),
-    (8, 8, True, True),
-    (8, 12, False, True),
-    (0, 8, False, True),
-    (0, 0, False, True),
-    (0, 0, False, False),
-)
-"""Layouts of a row of the panel, from the widest to the narrowest. Each has the width of the progress bar,
-the number of returns in the spark line, whether frames are shown with all digits, and whether the speed is
-shown."""
-
-_TRIAL_LAYOUTS = (
-    (24, 16, False, True),
-    (16, 12, False, True),
-    (8, 8, False, True),
-    (8, 8, False, False),
-    (8, 0, False, False),
-    (0, 0, False, False),
-)
-"""Layouts of a row about a trial, in the form of `_LAYOUTS`."""
+_WIDE = 80
+"""Smallest number of columns of a terminal that shows all digits of frames, and spark lines."""
 
 _STYLES = {"waiting": "dim", "failed": "red"}
-
-_ABOUT = 30
-"""Smallest number of columns in a row for a text that distinguishes the trial from others, if there is no
-layout in which the whole text fits."""
 
 SHOWN_ABOVE = "LABRL_PROGRESS_SHOWN"
 """Name of the environment variable that is set for a trial whose progress is shown in its experiment's
@@ -119,45 +91,6 @@ class SessionProgress:
         return left if self.max_wall is None else min(left, max(self.max_wall - self.wall, 0.0))
 
 
-@dataclass
-class TrialProgress(SessionProgress):
-    """Progress of a trial: means over its sessions, and the sum of their speeds."""
-
-    about: str = ""
-    """What distinguishes the trial from others of its experiment."""
-    left: float | None = None
-    """The time until the trial's last session ends, in seconds; None if unknown."""
-
-    @classmethod
-    def of(cls, number: int, about: str, status: str, sessions: Sequence[SessionProgress] = ()) -> Self:
-        """Return the progress of the trial with index `number` in its experiment."""
-        running = [one for one in sessions if one.status == "running"]
-        scores = [one.return_mean for one in sessions if one.return_mean is not None]
-        returns = [one.returns for one in sessions if one.returns]
-        shortest = min(map(len, returns), default=0)
-        left = [one.seconds_left for one in running]
-        return cls(
-            index=number,
-            frame=round(fmean(one.frame for one in sessions)) if sessions else 0,
-            max_frame=max((one.max_frame for one in sessions), default=0),
-            episode=sum(one.episode for one in sessions),
-            return_mean=fmean(scores) if scores else None,
-            fps=sum(one.fps or 0.0 for one in running) or None,
-            wall=max((one.wall for one in sessions), default=0.0),
-            rows=0,
-            status=status,
-            returns=[fmean(row) for row in zip(*(one[-shortest:] for one in returns), strict=True)],
-            max_wall=sessions[0].max_wall if sessions else None,
-            about=about,
-            left=max((one for one in left if one is not None), default=None) if None not in left else None,
-        )
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The time until the last session ends, in seconds; None if unknown."""
-        return self.left
-
-
 class Terminal(Console):
     """Console on standard output that falls silent when its reader exits (`labrl | head`)."""
 
@@ -174,23 +107,41 @@ class Terminal(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Live(Live):
-    """Rich's live display, extended to erase the lines that a terminal adds when it becomes narrower.
+class Bar(NamedTuple):
+    """The cells of one line of the panel, beside its bar."""
 
-    A terminal that becomes narrower wraps the lines of the panel.
-    """
+    fraction: float
+    """Completed part, in [0, 1]."""
+    number: str = ""
+    frames: str = ""
+    reached: str = ""
+    speed: str = ""
+    left: str = ""
+    about: str = ""
+    style: str = ""
 
-    _drawn: Sequence[int] = ()
-    """Lengths of the lines that were drawn last."""
 
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Return `renderables`, which appear above the panel, with what to print before and after them."""
-        console, erase = self.console, ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
-        wrapped = sum(math.ceil(length / console.width) - 1 for length in self._drawn if length)
-        lines = console.render_lines(self.renderable, console.options.update(height=None), pad=False)
-        self._drawn = [Segment.get_line_length(line) for line in lines[: console.height]]
-        before = [Control((ControlType.ERASE_IN_LINE, 2), *erase * wrapped)] if wrapped else []
-        return [*before, *super().process_renderables(renderables)]
+class _Cell(ProgressColumn):
+    """A column with the text of one field of a task."""
+
+    def __init__(self, name: str, heading: str = "", side: Literal["left", "right"] = "right") -> None:
+        super().__init__(Column(heading, justify=side, no_wrap=True))
+        self._field = name
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields[self._field], style=task.fields["style"])
+
+
+class _Panel(Progress):
+    """Bars with headings, and lines below them."""
+
+    lines: Sequence[Text] = ()
+    width = 80
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        table = self.make_tasks_table(self.tasks)
+        table.show_header = True
+        yield Constrain(Group(table, *self.lines), self.width)
 
 
 class Display:
@@ -209,8 +160,19 @@ class Display:
         """num_rows: number of sessions or trials; if there are several, each line names its session or trial;
         transient: whether `close` removes the panel from the terminal."""
         self._console, self._now, self._several = console or Terminal(), now, num_rows > 1
-        self._transient = transient
-        self._live: Live | None = None
+        self._panel = _Panel(
+            _Cell("number", "#" if self._several else ""),
+            BarColumn(None, table_column=Column(max_width=24)),
+            _Cell("frames", "frame"),
+            _Cell("reached", "return"),
+            *([_Cell("speed", "frames/s")] if self._console.width >= 60 else []),
+            _Cell("left", "time left"),
+            _Cell("about", side="left"),
+            console=self._console,
+            auto_refresh=False,
+            redirect_stderr=sys.stderr.isatty(),
+            transient=transient,
+        )
         self._in_notebook: Any = None  # IPython's handle of the panel
         self._handlers: list[logging.StreamHandler] = []
         # Time and content of the last line printed for each session.
@@ -226,22 +188,42 @@ class Display:
         """Number of lines in the terminal."""
         return self._console.height
 
-    def show(self, rows: Sequence[SessionProgress], foot: Sequence[RenderableType] = ()) -> None:
-        """Show the current progress of sessions or trials. foot: lines below the panel."""
+    def show(
+        self,
+        rows: Sequence[SessionProgress],
+        texts: Sequence[str] = (),
+        whole: Bar | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Show the current progress of sessions or trials.
+
+        texts: what distinguishes each trial from others; whole: the last line, for all trials; notes: lines
+        below.
+        """
         if not self.is_live:
             for progress in rows if SHOWN_ABOVE not in os.environ else ():
                 self._line(progress)
-        elif self._console.is_jupyter:
+            return
+        bars = [self._bar(*one) for one in zip(rows, texts or [""] * len(rows), strict=True)]
+        bars += [whole] if whole else []
+        for _ in range(len(bars) - len(self._panel.tasks)):
+            self._panel.add_task("", total=1.0, visible=False)
+        for place, task in enumerate(self._panel.task_ids):
+            bar = bars[place] if place < len(bars) else Bar(0.0)
+            self._panel.update(task, visible=place < len(bars), completed=bar.fraction, **bar._asdict())
+        if not notes and 2 * len(rows) + 2 <= self.height:
+            notes = list(filter(None, map(self._details, rows)))
+        self._panel.width = self._console.width - _FREE
+        self._panel.lines = [Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in notes]
+        if not self._console.is_jupyter:
+            self._open()
+            self._panel.refresh()
+        elif self._in_notebook is None:
             from IPython.display import display
 
-            panel = self._panel(rows, foot)
-            if self._in_notebook is None:
-                self._in_notebook = display(panel, display_id=True)
-            else:
-                self._in_notebook.update(panel)
+            self._in_notebook = display(self._panel, display_id=True)
         else:
-            self._live = self._live or self._open()
-            self._live.update(self._panel(rows, foot), refresh=True)
+            self._in_notebook.update(self._panel)
 
     def say(self, line: str) -> None:
         """Print one line, above the panel if there is one."""
@@ -249,30 +231,26 @@ class Display:
 
     def close(self) -> None:
         """Stop updating the panel, and leave its last state on the terminal unless it is transient."""
-        if self._live is not None:
-            self._live.stop()
+        if self._panel.live.is_started:
+            self._panel.stop()
             Display._above = None
         for handler in self._handlers:
             handler.setStream(sys.stderr)
-        self._live, self._handlers = None, []
+        self._handlers = []
 
-    def _open(self) -> Live:
-        before, to_terminal = sys.stderr, sys.stderr.isatty()
-        live = _Live(
-            console=self._console,
-            auto_refresh=False,
-            redirect_stderr=to_terminal,
-            transient=self._transient,
-        )
-        live.start()
+    def _open(self) -> None:
+        """Start the panel, unless it has been started."""
+        if self._panel.live.is_started:
+            return
+        before = sys.stderr
+        self._panel.start()
         self._console.show_cursor(True)  # after a second Ctrl-C there is no time to show it again
         Display._above = self._console
         # Log handlers that hold the original stderr would write across the panel.
         for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
-            if to_terminal and isinstance(handler, logging.StreamHandler) and handler.stream is before:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before is not sys.stderr:
                 handler.setStream(sys.stderr)
                 self._handlers.append(handler)
-        return live
 
     @classmethod
     def console(cls) -> Console:
@@ -298,75 +276,28 @@ class Display:
             prefix = f"session {progress.index}: " if self._several else ""
             self.say(prefix + ", ".join(_facts(progress)))
 
-    def _panel(self, rows: Sequence[SessionProgress], foot: Sequence[RenderableType]) -> RenderableType:
-        """Return the rows and, if there is room, the losses and the use of time of each session."""
-        width = self._console.width - _FREE
-        trials = [one for one in rows if isinstance(one, TrialProgress)]
-        longest = max((len(one.about) for one in trials), default=0)
-        layouts = _TRIAL_LAYOUTS if longest else _LAYOUTS
-        tables = [self._table(rows, *layout) for layout in layouts]
-        room = [width - self._console.measure(table).maximum for table in tables]
-        wanted = (longest + 1, min(longest, _ABOUT) + 1) if longest else (0,)
-        chosen = (at for least in wanted for at, left in enumerate(room) if left >= least)
-        at = next(chosen, len(layouts) - 1)
-        table, left = tables[at], room[at] - 1
-        if longest and left > 0:
-            texts = shorten_overrides([one.about for one in trials], left)
-            short = [replace(one, about=text) for one, text in zip(trials, texts, strict=True)]
-            table = self._table(short, *layouts[at], about=min(left, longest))
-        lines: list[RenderableType] = [table, *foot] if rows else [*foot]
-        if 2 * len(rows) + 2 <= self._console.height:
-            lines += filter(None, (self._details(progress, width) for progress in rows))
-        return Constrain(Group(*lines), width)
+    def _bar(self, progress: SessionProgress, about: str = "") -> Bar:
+        wide = self._console.width >= _WIDE
+        number = "{:,}".format if wide and not about else partial(short_number, digits=3)
+        done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
+        sparks = spark_line(progress.returns, 12) if wide and not self._console.options.ascii_only else ""
+        return Bar(
+            progress.fraction,
+            number=str(progress.index) if self._several else "",
+            frames=f"{number(done)} / {number(progress.max_frame)}" if progress.max_frame else "-",
+            reached=f"{sparks} {score(progress.return_mean, thousands=1)}",
+            speed="-" if progress.fps is None else f"{progress.fps:,.0f}",
+            left=_time_left(progress),
+            about=shorten(about, max(self._console.width - 62, 12)),
+            style=_STYLES.get(progress.status, ""),
+        )
 
-    def _table(
-        self, rows: Sequence[SessionProgress], bar: int, sparks: int, exact: bool, fps: bool, about: int = 0
-    ) -> Table:
-        table = Table(box=None, padding=(0, 1), collapse_padding=True)
-        number = "{:,}".format if exact else partial(short_number, digits=3)
-        table_rows = []
-        for progress in rows:
-            done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
-            reached = score(progress.return_mean, thousands=1)
-            if sparks and not self._console.options.ascii_only:
-                reached = f"{spark_line(progress.returns, sparks):>{sparks}} {reached}"
-            frames = f"{number(done)} / {number(progress.max_frame)}" if progress.max_frame else "-"
-            cells: dict[str, RenderableType | None] = {
-                "#": str(progress.index) if self._several else None,
-                "": ProgressBar(total=1.0, completed=progress.fraction) if bar else None,
-                "frame": frames,
-                "return": reached,
-                "frames/s": ("-" if progress.fps is None else f"{progress.fps:,.0f}") if fps else None,
-                "time left": _time_left(progress),
-                "trial": progress.about if about and isinstance(progress, TrialProgress) else None,
-            }
-            table_rows.append({name: cell for name, cell in cells.items() if cell is not None})
-        # A bar without a width would take all the room; the width of the time left varies.
-        widths, least = {"": bar, "trial": about}, {"time left": len("interrupted")}
-        for name in table_rows[0] if rows else ():
-            table.add_column(
-                name,
-                justify="left" if name == "trial" else "right",
-                no_wrap=True,
-                width=widths.get(name),
-                min_width=least.get(name),
-            )
-        for row, progress in zip(table_rows, rows, strict=True):
-            table.add_row(*row.values(), style=_STYLES.get(progress.status))
-        return table
-
-    def _details(self, progress: SessionProgress, width: int) -> Text:
-        """Return the fraction of time spent in each phase, and as many losses as fit into `width`."""
-        phases = [f" {'log' if n == 'callbacks' else n} {share:.0%}" for n, share in progress.phases.items()]
-        losses = [f"  {name} {value:.3g}" for name, value in progress.losses.items()]
-        if phases and losses:
-            losses[0] = "  |" + losses[0]
-        text = f" {progress.index}:" if self._several and phases + losses else ""
-        for item in phases + losses:
-            if len(text + item) > width:
-                break
-            text += item
-        return Text(text, "dim")
+    def _details(self, progress: SessionProgress) -> str:
+        """Return the fraction of time spent in each phase, and the latest losses."""
+        phases = [f"{'log' if name == 'callbacks' else name} {p:.0%}" for name, p in progress.phases.items()]
+        losses = [f"{name} {value:.3g}" for name, value in progress.losses.items()]
+        text = "  |  ".join(filter(None, (" ".join(phases), "  ".join(losses))))
+        return f"{progress.index}: {text}" if self._several and text else text
 
 
 def spark_line(values: Sequence[float], width: int) -> str:

@@ -17,30 +17,16 @@
     parent.appendChild(node);
     return node;
   }
-  // The marker of an isolated value. A dash would not be visible, so each dash has its own marker.
-  function spot(dash, x, y, r) {
-    const at = `M${x.toFixed(1)},${y.toFixed(1)}`, w = (0.89 * r).toFixed(1);
-    switch ((dash || []).join(" ")) {
-      case "5 2": return `${at}m-${w},-${w}h${2 * w}v${2 * w}h-${2 * w}z`;
-      case "1.5 1.5": return `${at}m0,-${r}l${r},${1.7 * r}h-${2 * r}z`;
-      case "6 1.5 1.5 1.5": return `${at}m0,-${1.2 * r}l${1.2 * r},${1.2 * r}l-${1.2 * r},${1.2 * r}l-${1.2 * r},-${1.2 * r}z`;
-      default: return `${at}m-${r},0a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 -${2 * r},0z`;
-    }
-  }
-  // A number with this many digits, in the unit that suits the largest number beside it.
+  // A number with at most this many digits; tiny and huge numbers have an exponent, as the largest one beside them has.
   function shortText(value, digits = 4, largest = Math.abs(value)) {
     if (!known(value)) return "–";
-    if (largest >= 1e13 || (largest > 0 && largest < 1e-3)) return value === 0 ? "0" : value.toExponential(Math.min(digits - 1, 15));
-    const [unit, letter] = largest >= 1e7 ? [1e6, "M"] : largest >= 1e5 ? [1e3, "k"] : [1, ""];
-    return value === 0 ? "0" : Number((value / unit).toPrecision(Math.min(digits, 15))) + letter;
+    if (value && (largest >= 1e13 || largest < 1e-3)) return Number(value.toPrecision(digits)).toExponential();
+    return value.toLocaleString("en", { notation: largest >= 1e5 ? "compact" : "standard", maximumSignificantDigits: digits });
   }
-  // The texts of the ticks of an axis, with as many digits as keep them different.
-  function tickTexts(marks, most = 15) {
-    const there = marks.filter(known), largest = Math.max(...there.map(Math.abs));
-    for (let digits = 1; ; digits++) {
-      const texts = marks.map((mark) => (known(mark) ? shortText(mark, digits, 10 * largest) : ""));
-      if (digits >= most || new Set(texts.filter(Boolean)).size === there.length && there.every((mark) => Math.abs(Number(mark.toPrecision(digits)) - mark) <= 1e-9 * largest)) return texts;
-    }
+  // The texts of ticks at multiples of a step; null for ticks without a text.
+  function tickTexts(marks, step) {
+    const largest = Math.max(...marks.map(Math.abs)), digits = Math.min(Math.max(Math.ceil(Math.log10(largest / step)) + 2, 2), 15);
+    return marks.map((mark) => known(mark) ? shortText(mark, digits, largest) : null);
   }
 
   class Chart {
@@ -63,26 +49,20 @@
     }
     get axis() { return this.spec.axes[state.axis] ? state.axis : Object.keys(this.spec.axes)[0]; }
     usable(y) { return known(y) && (!this.log || y > 0); }
-    extent() {
-      const axis = this.spec.axes[this.axis], chosen = state.range[this.axis], marks = this.lines.some((line) => line.role === "points");
-      let [x0, x1] = ends(this.lines.flatMap((line) => line.views[this.axis].x.filter(known)));
-      if (axis.ticks.length) [x0, x1] = marks ? [-0.5, axis.ticks.length - 0.5] : [-0.2, axis.ticks.length - 0.8];
-      else if (x0 === x1) [x0, x1] = x0 ? [0, 2 * x0].sort((a, b) => a - b) : [-0.5, 0.5];
-      else if (x0 > x1) [x0, x1] = [0, 1];
-      else if (marks) { const pad = 0.04 * (x1 - x0); x0 -= pad; x1 += pad; }
-      if (chosen) [x0, x1] = chosen;
-      const values = this.lines.flatMap(({ views: { [this.axis]: view } }) => [view.y, view.low, view.high].filter(known)
-        .flatMap((list) => list.filter((y, i) => this.usable(y) && view.x[i] >= x0 && view.x[i] <= x1)));
-      let [y0, y1] = this.spec.fixed_y || (values.length ? ends(values) : this.log ? [1, 10] : [0, 1]);
-      if (this.log) [y0, y1] = [Math.log10(y0), Math.log10(y1)];
-      const pad = y0 === y1 ? Math.abs(y0) * 0.05 || 0.5 : (y1 - y0) * (this.spec.fixed_y ? 0.01 : 0.05), y = [y0 - pad, y1 + pad];
-      return { x: [x0, x1], y: this.log ? y.map((e) => 10 ** e) : y };
+    // The ends of the horizontal axis.
+    width_of(axis, points) {
+      const [low, high] = ends(this.lines.flatMap((line) => line.views[this.axis].x.filter(known))), room = points ? 0.04 * (high - low) : 0;
+      if (state.range[this.axis]) return state.range[this.axis];
+      if (axis.ticks.length) return [-0.5, axis.ticks.length - 0.5];
+      if (low >= high) return low ? [0, 2 * low].sort((a, b) => a - b) : [-0.5, 0.5];
+      return low < high ? [low - room, high + room] : [0, 1];
     }
     draw() {
       const order = { seed: 0, reference: 1, center: 2, points: 3 }, axis = this.spec.axes[this.axis];
       this.lines = this.spec.lines.filter((line) => line.views[this.axis] && !state.hidden.has(line.key) &&
         !(line.role === "seed" && (!state.seeds || state.hidden.has(line.group)))).sort((a, b) => order[a.role] - order[b.role]);
-      const width = this.width = Math.max(this.place.clientWidth, 240), range = this.extent();
+      const points = this.lines.filter(({ role }) => role === "points");
+      const width = this.width = Math.max(this.place.clientWidth, 240), [x0, x1] = this.width_of(axis, points.length);
       const height = Math.round(this.spec.tall ? Math.min(width * 0.5, 400) : Math.min(Math.max(width * 0.48, 190), 260));
       const tables = [], series = [{}], bands = [];
       for (const line of this.lines.filter(({ role }) => role !== "points")) {
@@ -97,19 +77,27 @@
           bands.push({ series: [low + 1, low], fill: faded(color, 17) });
         }
       }
-      const named = axis.ticks.length > 0, soft = css("var(--soft)"), line = css("var(--line)"), font = "11px system-ui, sans-serif";
-      const short = (names, plot) => { const most = Math.max(4, Math.floor(plot.bbox.width / devicePixelRatio / names.length / 6.8));
-        return names.map((name) => (name.length > most ? `${name.slice(0, most - 1)}…` : name)); };
+      // uPlot knows the values of curves, but not those of sets of points.
+      const heights = points.flatMap(({ views: { [this.axis]: { y, low, high } } }) => [...y, ...(low || []), ...(high || [])]).filter((y) => this.usable(y));
+      const range = (plot, ...found) => {
+        const [low, high] = ends([...found.slice(0, 2).filter(known), ...heights]);
+        if (this.log) return uPlot.rangeLog(low, high, 10, true);
+        return this.spec.fixed_y || (low <= high ? uPlot.rangeNum(low, high, 0.05, false) : [0, 1]);
+      };
+      const named = axis.ticks.length > 0, [soft, line, grid] = ["--soft", "--line", "--grid"].map((name) => css(`var(${name})`)), font = "11px system-ui, sans-serif";
+      const short = (name) => { const most = Math.max(4, Math.floor((width - 80) / axis.ticks.length / 6.8)); return name.length > most ? `${name.slice(0, most - 1)}…` : name; };
+      const whole = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((e) => [1, 2, 5].map((n) => n * 10 ** e));
       this.plot?.destroy();
       this.plot = new uPlot({
         width, height, series, bands, padding: [8, 24, 0, 0], legend: { show: false }, focus: { alpha: 0.35 },
-        scales: { x: { time: false, range: range.x }, y: { range: range.y, distr: this.log ? 3 : 1 } },
+        scales: { x: { time: false, range: [x0, x1] }, y: { range, distr: this.log ? 3 : 1 } },
         axes: [
           { stroke: soft, font, labelFont: font, label: axis.label, labelSize: 14, size: 22, gap: 3, space: 60, grid: { show: false },
             ticks: { stroke: line, size: 4, width: 1 }, border: { show: true, stroke: line, width: 1 },
-            ...(axis.whole || axis.log ? { incrs: [...(axis.log && range.x[1] - range.x[0] < 1 ? [0.1, 0.2, 0.5] : []), ...[0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((e) => [1, 2, 5].map((n) => n * 10 ** e))] } : {}),
-            ...(named ? { splits: () => axis.ticks.map((_, i) => i), values: (plot) => short(axis.ticks, plot) } : { values: (_, marks) => axis.log ? tickTexts(marks.map((mark) => 10 ** mark), 3) : tickTexts(marks) }) },
-          { stroke: soft, font, size: 54, gap: 3, grid: { stroke: css("var(--grid)"), width: 1 }, ticks: { show: false }, values: (_, marks) => tickTexts(marks) },
+            ...(axis.whole || (axis.log && x1 - x0 > 1) ? { incrs: whole } : {}), ...(named ? { splits: () => axis.ticks.map((_, i) => i) } : {}),
+            values: (_, marks, place, space, step) => named ? axis.ticks.map(short) : axis.log ? marks.map((mark) => shortText(10 ** mark, 3)) : tickTexts(marks, step) },
+          { stroke: soft, font, size: 54, gap: 3, grid: { stroke: grid, width: 1 }, ticks: { show: false },
+            values: (_, marks, place, space, step) => this.log ? marks.map((mark) => known(mark) ? shortText(mark, 2) : null) : tickTexts(marks, step) },
         ],
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => zoom(this.axis, null) } },
         hooks: {
@@ -133,51 +121,43 @@
     }
     // Draw what is not a curve: sets of points, values with a gap on both sides, and their intervals.
     marks(plot) {
-      const { ctx, bbox } = plot, unit = devicePixelRatio;
+      const { ctx } = plot, unit = devicePixelRatio;
       ctx.save();
-      ctx.beginPath();
-      ctx.rect(bbox.left - unit, bbox.top - 4 * unit, bbox.width + 6 * unit, bbox.height + 8 * unit);
-      ctx.clip();
       for (const line of this.lines) {
         const view = line.views[this.axis], points = line.role === "points", color = points ? this.color(line) : line.color_shown;
         const there = (i) => known(view.x[i]) && this.usable(view.y[i]);
-        const alone = view.x.map((_, i) => i).filter((i) => there(i) && (points || (!there(i - 1) && !there(i + 1))));
-        const r = points ? 4 : alone.length > 20 ? 1.5 : line.role === "seed" ? 2.5 : 3.5;
-        for (const i of alone) {
-          const at = (value) => plot.valToPos(value, "y", true) / unit, x = plot.valToPos(view.x[i], "x", true) / unit, y = at(view.y[i]);
-          ctx.save();
-          ctx.scale(unit, unit);
-          if (view.low && this.usable(view.low[i])) {
-            const wide = points ? 1.5 : 8;
-            ctx.fillStyle = points ? color : faded(color, 17);
-            ctx.fillRect(x - wide / 2, at(view.high[i]), wide, at(view.low[i]) - at(view.high[i]));
-          }
-          Object.assign(ctx, { fillStyle: points ? faded(color, 85) : color, strokeStyle: color, lineWidth: 1.6 });
-          if (line.mark === "cross") ctx.stroke(new Path2D(`M${x - 3},${y - 3}l6,6m0,-6l-6,6`));
-          else ctx.fill(new Path2D(spot(line.dash, x, y, r)));
-          ctx.restore();
+        const [left, right] = [plot.scales.x.min, plot.scales.x.max];
+        for (const i of view.x.keys()) {
+          if (!there(i) || view.x[i] < left || view.x[i] > right || !points && (there(i - 1) || there(i + 1))) continue;
+          const [x, y, low, high] = [plot.valToPos(view.x[i], "x", true), ...[view.y, view.low, view.high].map((values) => values && plot.valToPos(values[i], "y", true))];
+          const wide = (points ? 1.5 : 8) * unit, r = (points ? 4 : 3) * unit;
+          Object.assign(ctx, { fillStyle: points ? color : faded(color, 17), strokeStyle: color, lineWidth: 1.6 * unit });
+          if (view.low && this.usable(view.low[i])) ctx.fillRect(x - wide / 2, high, wide, low - high);
+          ctx.fillStyle = color;
+          ctx.beginPath();
+          ctx.arc(x, y, line.mark === "cross" ? 0.7 * r : r, 0, 2 * Math.PI);
+          if (line.mark === "cross") ctx.stroke(); else ctx.fill();
         }
       }
       ctx.restore();
     }
     // For each visible line, the row that is nearest to the cursor.
     near(plot) {
-      const rows = [], at = plot.posToVal(plot.cursor.left, "x");
+      const rows = [], at = plot.posToVal(plot.cursor.left, "x"), named = this.spec.axes[this.axis].ticks.length;
       for (const line of this.lines) {
-        const view = line.views[this.axis], { x } = view, span = x.length > 1 ? (x[x.length - 1] - x[0]) / (x.length - 1) * 2 : Infinity;
-        const gap = (i) => Math.abs(x[i] - at), rise = (i) => Math.abs(plot.valToPos(view.y[i], "y") - plot.cursor.top);
-        const there = x.map((_, i) => i).filter((i) => known(x[i]) && this.usable(view.y[i]));
-        if (!there.length) continue;
-        const best = there.reduce((i, j) => (gap(j) < gap(i) || (gap(j) === gap(i) && rise(j) < rise(i)) ? j : i));
-        if (gap(best) > (this.spec.axes[this.axis].ticks.length ? 0.5 : Math.abs(span))) continue;
-        rows.push({ line, name: line.labels?.[best] || line.name, x: x[best], y: view.y[best], low: view.low?.[best], high: view.high?.[best],
-          distance: Math.hypot(line.role === "points" ? plot.valToPos(x[best], "x") - plot.cursor.left : 0, rise(best)) });
+        const { x, y, low = [], high = [] } = line.views[this.axis], points = line.role === "points";
+        const gap = (i) => Math.abs(x[i] - at), rise = (i) => Math.abs(plot.valToPos(y[i], "y") - plot.cursor.top);
+        const [best] = [...x.keys()].filter((i) => known(x[i]) && this.usable(y[i])).sort((i, j) => gap(i) - gap(j) || rise(i) - rise(j));
+        const reach = named ? 0.5 : x.length > 1 ? 2 * Math.abs(x.at(-1) - x[0]) / (x.length - 1) : Infinity;
+        if (best === undefined || gap(best) > reach) continue;
+        rows.push({ line, name: line.labels?.[best] || line.name, x: x[best], y: y[best], low: low[best], high: high[best],
+          distance: Math.hypot(points ? plot.valToPos(x[best], "x") - plot.cursor.left : 0, rise(best)) });
       }
       return rows.sort((a, b) => a.distance - b.distance);
     }
     hover(plot) {
       const rows = plot.cursor.left >= 0 ? this.near(plot) : [], [closest] = rows;
-      light(closest ? closest.line.key : null);
+      light(closest?.line.key);
       this.tip.hidden = !closest;
       if (!closest) return;
       const axis = this.spec.axes[this.axis], value = axis.log ? 10 ** closest.x : closest.x;
@@ -218,32 +198,22 @@
     }
   }
   function controls() {
-    for (const button of all("[data-axis]")) {
+    const buttons = all("[data-axis], [data-toggle], [data-seeds]");
+    const pressed = ({ axis, toggle }) => axis ? axis === state.axis : toggle ? !state.hidden.has(toggle) : state.seeds;
+    state.axis = buttons.find((button) => button.matches("[data-axis][aria-pressed=true]"))?.dataset.axis ?? null;
+    state.seeds = !buttons.some((button) => button.matches("[data-seeds][aria-pressed=false]"));
+    for (const button of buttons) {
+      const { axis, toggle: key } = button.dataset;
       button.addEventListener("click", () => {
-        state.axis = button.dataset.axis;
-        for (const other of all("[data-axis]")) press(other, other.dataset.axis === state.axis);
-        redraw();
-      });
-    }
-    for (const button of all("[data-toggle]")) {
-      const key = button.dataset.toggle;
-      button.addEventListener("click", () => {
-        if (!state.hidden.delete(key)) state.hidden.add(key);
-        for (const other of all("[data-toggle]")) if (other.dataset.toggle === key) press(other, !state.hidden.has(key));
+        if (axis) state.axis = axis;
+        else if (!key) state.seeds = !state.seeds;
+        else if (!state.hidden.delete(key)) state.hidden.add(key);
+        for (const other of buttons) press(other, pressed(other.dataset));
         redraw();
       });
       button.addEventListener("pointerenter", () => light(key));
-      button.addEventListener("pointerleave", () => light(null));
+      button.addEventListener("pointerleave", () => light());
     }
-    for (const button of all("[data-seeds]")) {
-      state.seeds = button.getAttribute("aria-pressed") === "true";
-      button.addEventListener("click", () => {
-        state.seeds = !state.seeds;
-        for (const other of all("[data-seeds]")) press(other, state.seeds);
-        redraw();
-      });
-    }
-    state.axis = document.querySelector("[data-axis][aria-pressed=true]")?.dataset.axis ?? null;
   }
   function sort(head) {
     const down = head.getAttribute("aria-sort") === "descending" || !head.classList.contains("number") && !head.hasAttribute("aria-sort");
@@ -258,23 +228,12 @@
     }));
   }
   function theme() {
-    const button = document.querySelector(".theme"), dark = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
-    const isDark = () => (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
-    const name = () => { button.textContent = isDark() ? "Light" : "Dark"; };
-    try {
-      const kept = localStorage.getItem("labrl-theme");
-      if (kept === "dark" || kept === "light") root.dataset.theme = kept;
-    } catch { /* without storage, the choice lasts only as long as the page */ }
+    const button = document.querySelector(".theme"), dark = matchMedia("(prefers-color-scheme: dark)"), { dataset } = document.documentElement;
+    const show = () => { button.textContent = (dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "Light" : "Dark"; redraw(); };
     button.hidden = false;
-    button.addEventListener("click", () => {
-      root.dataset.theme = isDark() ? "light" : "dark";
-      try { localStorage.setItem("labrl-theme", root.dataset.theme); } catch { /* as above */ }
-      name();
-      redraw();
-    });
-    dark.addEventListener("change", () => { name(); redraw(); });
-    matchMedia("print").addEventListener("change", redraw);
-    name();
+    button.addEventListener("click", () => { dataset.theme = button.textContent.toLowerCase(); show(); });
+    for (const change of [dark, matchMedia("print")]) change.addEventListener("change", show);
+    show();
   }
 
   for (const button of all(".copy")) {
@@ -293,8 +252,7 @@
     head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(head); });
   }
   addEventListener("beforeprint", () => { for (const node of all("details")) node.open = true; });
-  theme();
   controls();
   for (const figure of all("figure[data-chart]")) charts.push(new Chart(figure, specs[figure.dataset.chart]));
-  redraw();
+  theme();
 })();

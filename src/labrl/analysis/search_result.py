@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from labrl.analysis.formats import METHODS, UNKNOWN, alike, interval_by, join_names, number
-from labrl.analysis.intervals import (
-    FEWEST_FOR_BEST,
-    Estimate,
-    aggregates,
-    is_better,
-    probability_of_improvement,
-)
+from labrl.analysis import intervals
+from labrl.analysis.formats import METHODS, alike, interval_by, join_names, number
 from labrl.analysis.returns import improvement_text
 from labrl.errors import LabrlError
 from labrl.run.find import load_run
@@ -34,44 +27,6 @@ FEWEST_FOR_IMPORTANCE = 10
 
 MOST_FOR_TOP = 8
 """Minimum number of trials that count as the best, even if it is more than a tenth of all trials."""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One searched key."""
-
-    key: str
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    whole: bool = False
-    """Whether only integers are drawn."""
-    choices: tuple[Any, ...] = ()
-    """Choices of a categorical key, for which `low` and `high` are not used; empty for other keys."""
-
-    @classmethod
-    def of(cls, key: str, distribution: Mapping[str, Any]) -> Parameter:
-        """Build a parameter from the distribution of its key in `experiment.json`."""
-        content = distribution["attributes"]
-        if "choices" in content:
-            return cls(key, choices=tuple(content["choices"]))
-        whole = distribution["name"] == "IntDistribution" and not content.get("log")
-        return cls(key, float(content["low"]), float(content["high"]), bool(content.get("log")), whole)
-
-    def place(self, value: Any) -> float:
-        """Return the position of `value` on the axis of its key: the number, its logarithm to base 10, or the
-        index of a choice."""
-        if self.choices:
-            return float(self.choices.index(value)) if value in self.choices else math.nan
-        return math.log10(value) if self.log else float(value)
-
-    def share(self, value: Any) -> float:
-        """Return the position of `value` as a fraction of the range, 0 to 1; one half if the range has only
-        one value."""
-        ends = (
-            (0.0, len(self.choices) - 1.0) if self.choices else (self.place(self.low), self.place(self.high))
-        )
-        return (self.place(value) - ends[0]) / (ends[1] - ends[0]) if ends[0] != ends[1] else 0.5
 
 
 @dataclass(frozen=True)
@@ -126,18 +81,12 @@ class Confirmed:
         """Name of the configuration for tables and sentences."""
         return "the default" if self.trial is None else f"trial {self.trial}"
 
-    @property
-    def each(self) -> str:
-        """Text with the value for each seed, and a dash for each run that failed."""
-        missing = [UNKNOWN] * (len(self.folders) - len(self.values))
-        return ", ".join([*map(number, self.values), *missing])
-
     @cached_property
-    def estimate(self) -> Estimate | None:
+    def estimate(self) -> intervals.Estimate | None:
         """The mean of `values` with its interval over the seeds; None if there is no mean."""
         if self.mean is None:
             return None
-        return aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
+        return intervals.aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
 
     def sentence(self) -> str:
         """Return text such as `101.3 on 3 fresh seeds (95 % interval ...)`, for a pruned trial also with the
@@ -163,7 +112,6 @@ class SearchResult:
 
     objective: str
     maximize: bool
-    parameters: list[Parameter]
     trials: list[SearchTrial]
     confirmed: list[Confirmed]
     """Configurations that ran on fresh seeds: the best trials of the search in order, then the default."""
@@ -172,7 +120,7 @@ class SearchResult:
     default: Confirmed | None
     """The default configuration on the fresh seeds; None if it was not run on them."""
     facts: dict[str, Any]
-    """Further entries of `experiment.json` under `search`: sampler, pruner, storage, best."""
+    """The entry `search` of `experiment.json`: space, sampler, pruner, storage, best."""
 
     @property
     def confirmed_best(self) -> Confirmed | None:
@@ -193,15 +141,15 @@ class SearchResult:
         values.update(value for one in self.confirmed for value in one.values)
         return len(self.valued) > 1 and len(values) == 1
 
-    def improvement(self, x: Confirmed, y: Confirmed) -> Estimate:
+    def improvement(self, x: Confirmed, y: Confirmed) -> intervals.Estimate:
         """Return the probability that a fresh seed of x is better than one of y. Both must have values."""
         sign = 1 if self.maximize else -1
-        return probability_of_improvement(sign * np.array(x.values), sign * np.array(y.values))
+        return intervals.probability_of_improvement(sign * np.array(x.values), sign * np.array(y.values))
 
     def is_better(self, x: Confirmed, y: Confirmed) -> bool:
         """Return whether the fresh seeds decide that x is better than y, as in a comparison of groups. Both
         must have values."""
-        return is_better(self.improvement(x, y), len(x.values), len(y.values))
+        return intervals.is_better(self.improvement(x, y), len(x.values), len(y.values))
 
     @property
     def finalists(self) -> list[Confirmed]:
@@ -210,26 +158,20 @@ class SearchResult:
         others = [one for one in (self.winner, self.default) if one is not None and one is not best]
         return others if best is None else [best, *others]
 
-    def of_state(self, *states: State) -> list[SearchTrial]:
-        """Return the trials that are in one of `states`. Complete and pruned trials without a value are left
-        out."""
-        found = [one for one in self.trials if one.state in states]
-        return [one for one in found if not math.isnan(one.value) or one.state not in ("complete", "pruned")]
+    def of_state(self, state: State) -> list[SearchTrial]:
+        """Return the trials that are in `state`."""
+        return [one for one in self.trials if one.state == state]
 
     @property
     def valued(self) -> list[SearchTrial]:
         """Complete and pruned trials that have a value."""
-        return self.of_state("complete", "pruned")
+        return [one for one in self.trials if not math.isnan(one.value)]
 
     def ranked(self) -> list[SearchTrial]:
         """Return the complete trials, ordered from the best to the worst."""
         sign = -1 if self.maximize else 1
-        return sorted(self.of_state("complete"), key=lambda trial: (sign * trial.value, trial.number))
-
-    def by_rank(self) -> list[SearchTrial]:
-        """Return all trials: complete trials from the best to the worst, then the others by number."""
-        ranked = self.ranked()
-        return [*ranked, *(trial for trial in self.trials if trial not in ranked)]
+        complete = [one for one in self.valued if one.state == "complete"]
+        return sorted(complete, key=lambda trial: (sign * trial.value, trial.number))
 
 
 def read_search(info: Mapping[str, Any]) -> SearchResult | None:
@@ -253,7 +195,6 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
     return SearchResult(
         objective=facts["objective"][0],
         maximize=facts["directions"][0] == "maximize",
-        parameters=[Parameter.of(key, distribution) for key, distribution in facts["space"].items()],
         trials=trials,
         confirmed=confirmed,
         winner=None if confirm.get("winner") is None else by_trial.get(confirm["winner"]),
@@ -269,63 +210,41 @@ def verdict(search: SearchResult) -> Iterator[str]:
     if not ranked:
         yield "No trial has finished yet."
         return
-    objective, first, count = search.objective, ranked[0], len(search.valued)
+    objective, first = search.objective, ranked[0]
     if search.is_flat:
         yield (
-            f"All {count} trials have the same {objective}, {number(first.value)}"
-            f"{', also on the fresh seeds' if search.confirmed else ''}, so that nothing can be ranked. The "
-            "budget (env.max_frame) is probably too small, unless this is the best possible value. Keep the "
-            "default."
+            f"All values of {objective} are {number(first.value)}, so that nothing can be ranked. The budget "
+            "(env.max_frame) is probably too small, unless this is the best possible value. Keep the default."
         )
         return
-    tied = [one.number for one in ranked if one.value == first.value]
+    tied = sum(one.value == first.value for one in ranked)
     luck = (
-        f"the {'highest' if search.maximize else 'lowest'} of {count} trial{'' if count == 1 else 's'}"
-        f"{f', reached by {len(tied)} of them,' if len(tied) > 1 else ''} and therefore partly luck"
+        f"Trial {first.number} has the best value of the search, {number(first.value)}, the "
+        f"{'highest' if search.maximize else 'lowest'} of {len(search.valued)} trials"
+        f"{f', reached by {tied} of them,' * (tied > 1)} and therefore partly luck."
     )
     if winner is None:
-        value = number(first.value)
-        yield f"Trial {first.number} has the best {objective} of the search, {value}. That is {luck}: " + (
-            "the best trials could not be run again on fresh seeds."
-            if search.confirmed
-            else "it was not run again on fresh seeds."
-        )
+        yield f"{luck} It has no {objective} on fresh seeds."
         return
     if default is None or default.mean is None:
         yield f"Trial {winner.trial} has the best mean on fresh seeds: {objective} {winner.sentence()}."
-    elif search.is_better(winner, default):
-        yield f"Trial {winner.trial} is better than the default: {objective} {winner.sentence()}."
-        yield f"The default has {default.sentence()}."
-    elif search.is_better(default, winner):
-        yield f"The default is the best: {objective} {default.sentence()}. Keep it."
-        yield f"Trial {winner.trial} is the best of the trials: {winner.sentence()}."
     else:
-        sign = -1 if search.maximize else 1
-        x, y = sorted([default, winner], key=lambda one: sign * (one.mean or 0.0))
-        yield (
-            f"{x.name.capitalize()} and {y.name} cannot be told apart: {objective} {x.sentence()} and "
-            f"{y.sentence()}."
-        )
-        found = search.improvement(x, y)
-        if found.low is not None:
-            yield improvement_text(found, x.name, y.name, len(x.values), len(y.values))
-        more = max(2 * len(x.values), FEWEST_FOR_BEST)
-        yield (
-            "Keep the default, because nothing speaks against it. More seeds "
-            f"(search.confirm.sessions={more}) may separate them."
-        )
-    if search.confirmed_best is winner:
-        others = [one for one in search.confirmed if one not in (winner, default) and one.mean is not None]
-        if equals := [one.name for one in others if not search.is_better(winner, one)]:
-            yield f"The fresh seeds do not tell {join_names(equals)} apart from trial {winner.trial}."
-    before = search.confirmed[0]
-    if winner.trial in tied or before.trial == winner.trial:
-        value = number(winner.searched)
-        yield f"Trial {winner.trial} also has the best value of the search, {value}, {luck}."
-    else:
-        value = number(before.searched)
-        yield f"Trial {before.trial} has the best value of the search, {value}, {luck}."
-        yield f"It has {before.sentence()}."
+        x, y = search.finalists
+        if not (decided := search.is_better(x, y)):
+            x, y = sorted((x, y), key=lambda one: one.mean or 0.0, reverse=search.maximize)
+        how = f" is better than {y.name}" if decided else f" and {y.name} cannot be told apart"
+        yield f"{x.name.capitalize()}{how}: {objective} {x.sentence()} and {y.sentence()}."
+        if not decided:
+            found, more = search.improvement(x, y), max(2 * len(x.values), intervals.FEWEST_FOR_BEST)
+            if found.low is not None:
+                yield improvement_text(found, x.name, y.name, len(x.values), len(y.values))
+            yield f"More seeds (search.confirm.sessions={more}) may separate them."
+        if search.confirmed_best is default:
+            yield "Keep the default."
+    others = [one for one in search.confirmed if one not in (winner, default) and one.mean is not None]
+    if equals := [one.name for one in others if not search.is_better(winner, one)]:
+        yield f"The fresh seeds do not tell {join_names(equals)} apart from trial {winner.trial}."
+    yield luck
 
 
 def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:
@@ -334,28 +253,21 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
 
     trials: the runs of the search; path: the experiment folder, which contains the confirming runs.
     """
-    confirming = [run for one in search.confirmed for run in runs_of(one, path)]
-    played = {"search": trials, "confirmation": confirming}
-    best = search.ranked()[:1]
+    played = {"search": trials, "confirmation": [r for one in search.confirmed for r in runs_of(one, path)]}
     return {
         "objective": [search.objective],
         "winner": None if search.winner is None else search.winner.trial,
         "interval": f"95 %: {METHODS}",
         "confirmed": [
             {
-                "trial": one.trial,
-                "name": one.name,
-                "mean": one.mean,
-                "low": one.estimate.low if one.estimate else None,
-                "high": one.estimate.high if one.estimate else None,
+                **{name: getattr(one, name) for name in ("trial", "name", "mean", "searched", "pruned")},
+                **dict(zip(("low", "high"), one.estimate[1:] if one.estimate else (None, None), strict=True)),
                 "seeds": len(one.values),
-                "searched": one.searched,
-                "pruned": one.pruned,
             }
             for one in search.confirmed
         ],
         "best_in_the_search": [
-            {"trial": one.number, "value": one.value, "of": len(search.valued)} for one in best
+            {"trial": one.number, "value": one.value, "of": len(search.valued)} for one in search.ranked()[:1]
         ],
         "frames": {
             name: sum(int(one.outcome.get("frame") or 0) for run in runs for one in run.sessions)
@@ -376,43 +288,26 @@ def runs_of(one: Confirmed, path: Path) -> list[Run]:
     return found
 
 
-def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:
-    """Return, for each value, the best of it and all values before it. values: [trials]; nan is ignored."""
-    array = np.array(values, dtype=np.float64)
-    accumulate = np.fmax.accumulate if maximize else np.fmin.accumulate
-    return accumulate(array) if array.size else array
+def distributions(search: SearchResult) -> dict[str, Any]:
+    """Return Optuna's distribution of each searched key."""
+    from optuna.distributions import json_to_distribution
+
+    return {key: json_to_distribution(json.dumps(one)) for key, one in search.facts["space"].items()}
 
 
-class Importances(NamedTuple):
-    """How strongly each key of a search determines whether a trial is among the best."""
+def importances(search: SearchResult) -> dict[str, float]:
+    """Return the importance of each key for being among the best trials (PED-ANOVA, Watanabe et al., 2023).
 
-    shares: dict[str, float]
-    """Importance of each key. Importances sum to 1, and the largest comes first; empty if there are too few
-    trials."""
-    evaluator: str
-    """Name of Optuna's evaluator that computed the importances, with its settings."""
-    top: float
-    """Fraction of the trials that count as the best."""
-
-
-def importances(search: SearchResult) -> Importances:
-    """Compute the importance of each key for being among the best trials (PED-ANOVA, Watanabe et al., 2023).
-
-    A pruned trial counts with its last reported value.
+    Importances sum to 1, and the largest comes first; there is none if there are too few trials. A pruned
+    trial counts with its last reported value.
     """
-    trials = [trial for trial in search.valued if set(trial.params) >= {one.key for one in search.parameters}]
-    # There must be several best trials.
-    top = min(0.5, max(0.1, MOST_FOR_TOP / max(len(trials), 1)))
-    name = f"PedAnovaImportanceEvaluator(target_quantile={top:.2g})"
+    space = distributions(search)
+    trials = [trial for trial in search.valued if trial.params.keys() >= space.keys()]
     if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:
-        return Importances({}, name, top)
+        return {}
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space = {
-        key: optuna.distributions.json_to_distribution(json.dumps(one))
-        for key, one in search.facts["space"].items()
-    }
     study = optuna.create_study(direction="maximize" if search.maximize else "minimize")
     study.add_trials(
         optuna.trial.create_trial(
@@ -420,11 +315,12 @@ def importances(search: SearchResult) -> Importances:
         )
         for trial in trials
     )
+    # There must be several best trials.
+    top = min(0.5, max(0.1, MOST_FOR_TOP / len(trials)))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=top)
     found: Mapping[str, float] = {}
     with suppress(RuntimeError, ValueError):
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=top)
         found = optuna.importance.get_param_importances(study, evaluator=evaluator)
     # Optuna leaves the order of equal shares to the order of a set, which differs between processes.
-    ordered = sorted(found.items(), key=lambda one: (-one[1], one[0]))
-    known = {key: float(share) for key, share in ordered if math.isfinite(share)}
-    return Importances(known if sum(known.values()) > 0 else {}, name, top)
+    shares = {key: float(share) for key, share in sorted(found.items(), key=lambda one: (-one[1], one[0]))}
+    return shares if sum(shares.values()) > 0 else {}

@@ -31,14 +31,14 @@ PATIENCE = 120.0
 _log = logging.getLogger(__name__)
 
 
-class Pruning:
+class Answers:
     """The search's side: answers sessions that have evaluated."""
 
     def __init__(self) -> None:
         self._sizes: dict[Path, int] = {}
         """Size of the evaluation table of each session at its last answer."""
 
-    def answer(self, session: Path, should_prune: Callable[[], bool]) -> None:
+    def give(self, session: Path, should_prune: Callable[[], bool]) -> None:
         """Write the answer to `session`, the folder of a session, if it has evaluated since the last one."""
         folder = RunSession(session)
         size = folder.eval_csv.stat().st_size if folder.eval_csv.exists() else 0
@@ -72,19 +72,17 @@ class ReportToSearch(Callback):
         """Wait for the answer to an evaluation, whose row is already in the run folder."""
         if table != "eval" or self._lost:
             return
-        folder, frame = session.folder.path, int(row["frame"])
-        pause, until = 0.005, time.monotonic() + PATIENCE
-        while (answer := self._should_prune(folder, frame)) is None:
+        until = time.monotonic() + PATIENCE
+        while (answer := self._should_prune(session.folder.path, int(row["frame"]))) is None:
             if session.stopping():  # a resume reports the same row again
                 return
             if time.monotonic() > until:
+                until += PATIENCE
                 if FolderLock(self._home).holder() is None:
                     _log.warning("the search in %s has ended, so this session is not pruned", self._home)
                     self._lost = True
                     return
-                until += PATIENCE
-            time.sleep(pause)
-            pause = min(2 * pause, 0.1)
+            time.sleep(0.01)
         self.gives_up = answer
 
     def _should_prune(self, folder: Path, frame: int) -> bool | None:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+
+import numpy as np
 
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colors import BLUE, GRAY, GREEN, VERMILLION, Style
-from labrl.analysis.formats import interval_heading, number
-from labrl.analysis.search import (
-    Parameter,
-    SearchResult,
-    SearchTrial,
-    State,
-    best_so_far,
-    importances,
-    runs_of,
-)
-from labrl.analysis.series import TimeAxes
+from labrl.analysis.formats import number
+from labrl.analysis.search_result import SearchResult, SearchTrial, State, distributions, importances
 
 MOST_LINES = 200
 """Largest number of trials in parallel coordinates; if there are more, the best are shown."""
@@ -35,14 +27,14 @@ MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
 """Name, color and mark of a trial's point, by its state."""
 
 
-def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
-    """Return the charts of a search by name, and the importance of each key. path: the experiment folder."""
+def search_content(search: SearchResult) -> dict[str, Any]:
+    """Return the charts of a search by name, and the importance of each key."""
+    space = distributions(search)
     return {
         "history": _history(search),
         "importances": importances(search),
-        "parallel": _parallel(search),
-        "slices": [_slice(search, one) for one in search.parameters],
-        "fresh": None if search.winner is None else _against_default(search, path),
+        "parallel": _parallel(search, space),
+        "slices": [_slice(search, key, one) for key, one in space.items()],
     }
 
 
@@ -80,7 +72,7 @@ def _history(search: SearchResult) -> Chart:
             lines.append(_points(trials, state, "trial", [trial.number for trial in trials], heights))
     sequence = sorted(search.of_state("complete"), key=lambda trial: trial.number)
     if sequence:
-        best = best_so_far(_values(sequence), search.maximize)
+        best = (np.maximum if search.maximize else np.minimum).accumulate(_values(sequence))
         last = max(trial.number for trial in search.trials)
         view = View([*(trial.number for trial in sequence), last], [*best, best[-1]])
         lines.append(Line("search-best", "best so far", Style(GREEN), {"trial": view}, step=True))
@@ -88,53 +80,51 @@ def _history(search: SearchResult) -> Chart:
     return Chart("Value of each trial", axes, lines, search.objective, tall=True)
 
 
-def _parallel(search: SearchResult) -> Chart:
+def _place(one: Any, value: Any) -> float:
+    """Return the position of `value` on the axis of a key: the number, its logarithm to base 10, or the index
+    of a choice. one: Optuna's distribution of the key."""
+    if choices := getattr(one, "choices", ()):
+        return float(choices.index(value)) if value in choices else math.nan
+    return math.log10(value) if one.log else float(value)
+
+
+def _share(one: Any, value: Any) -> float:
+    """Return the position of `value` as a fraction of the range, 0 to 1; one half for a single value."""
+    choices = getattr(one, "choices", None)
+    ends = (choices[0], choices[-1]) if choices else (one.low, one.high)
+    low, high = (_place(one, end) for end in ends)
+    return (_place(one, value) - low) / (high - low) if low != high else 0.5
+
+
+def _parallel(search: SearchResult, space: Mapping[str, Any]) -> Chart:
     """Return the chart in which each trial is a line through its values, with the best trials in color."""
-    top = {
-        trial.number
-        for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.of_state("complete"))))]
-    }
+    ranked = search.ranked()
+    top = ranked[: max(1, math.ceil(TOP_SHARE * len(ranked)))]
     lines = []
-    for trial in reversed([*search.ranked(), *search.of_state("pruned")][:MOST_LINES]):
+    for trial in reversed([*ranked, *search.of_state("pruned")][:MOST_LINES]):
         shares = [
-            one.share(trial.params[one.key]) if one.key in trial.params else math.nan
-            for one in search.parameters
+            _share(one, trial.params[key]) if key in trial.params else math.nan for key, one in space.items()
         ]
         name = f"trial {trial.number}: {number(trial.value)}"
         views = {"key": View(range(len(shares)), shares)}
-        if trial.number in top:
+        if trial in top:
             lines.append(Line("search-top", name, Style(BLUE), views))
         else:
             lines.append(Line(f"search-{trial.state}", name, Style(GRAY), views, "reference"))
-    axis = Axis("", ticks=[one.key.rpartition(".")[2] for one in search.parameters])
+    axis = Axis("", ticks=[key.rpartition(".")[2] for key in space])
     title = "Each trial as a line: the best in blue, the others in gray"
     unit = "from the lowest to the highest value of each range"
     return Chart(title, {"key": axis}, lines, unit, tall=True, fixed_y=(0, 1))
 
 
-def _slice(search: SearchResult, parameter: Parameter) -> Chart:
+def _slice(search: SearchResult, key: str, one: Any) -> Chart:
+    """Return the chart of the values over those of one key. one: Optuna's distribution of the key."""
     lines = []
     states: tuple[State, ...] = ("complete", "pruned")
     for state in states:
-        trials = [trial for trial in search.of_state(state) if parameter.key in trial.params]
-        places = [parameter.place(trial.params[parameter.key]) for trial in trials]
+        trials = [trial for trial in search.of_state(state) if key in trial.params]
+        places = [_place(one, trial.params[key]) for trial in trials]
         lines.append(_points(trials, state, "place", places, _values(trials)))
-    ticks = [str(choice) for choice in parameter.choices]
-    axis = Axis(parameter.key, ticks, log=parameter.log, whole=parameter.whole)
-    return Chart(parameter.key, {"place": axis}, lines, search.objective)
-
-
-def _against_default(search: SearchResult, path: Path) -> Chart | None:
-    """Return the chart of the winner and the default on the same fresh seeds; None if their runs are lost."""
-    chosen = [(one, color) for one, color in ((search.winner, BLUE), (search.default, GRAY)) if one]
-    runs = {one.name: runs_of(one, path) for one, _ in chosen}
-    axes = TimeAxes([run for several in runs.values() for run in several])
-    lines = []
-    for one, color in chosen:
-        curves = [
-            axes.scores("return_mean", s, run.evaluates) for run in runs[one.name] for s in run.sessions
-        ]
-        if views := axes.middles(curves):
-            lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(color), views))
-    unit = f"with its {interval_heading()}"
-    return Chart("Return on fresh seeds", axes.axes, lines, unit, tall=True) if lines else None
+    log, whole = getattr(one, "log", False), type(one).__name__ == "IntDistribution"
+    axis = Axis(key, [*map(str, getattr(one, "choices", ()))], log=log, whole=whole and not log)
+    return Chart(key, {"place": axis}, lines, search.objective)

@@ -1,0 +1,235 @@
+"""Tests of wrong command lines: exit code, and code and key of each mistake, as in the record of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refusals import refused
+from run_cases import files_of
+
+import labrl
+import labrl.cli
+import labrl.experiment.trials
+import labrl.trial.train
+from labrl.config.compose import compose, to_plain
+from labrl.envs.games import check_environment
+from labrl.errors import InputError, LabrlError
+from labrl.mistakes.names import all_keys, other_names
+from labrl.processes import output
+from labrl.run.run import MARKER, Run
+
+RECORD = Path(__file__).parents[1] / "records" / "refusals.json"
+"""The command lines, with the exit code and the mistakes of each (see tests/records/refused.py)."""
+
+RUN = "agent=random env.max_frame=64 seed=1 meta.progress=false meta.tensorboard=false hydra.run.dir=runs/one"
+
+LINES: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))["command lines"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the run that some command lines name."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        labrl.train(shlex.split(RUN))
+    return folder
+
+
+@pytest.fixture
+def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list[LabrlError]]:
+    """Return a function that runs a wrong `labrl <line>` and returns its mistakes."""
+    monkeypatch.chdir(tmp_path)
+    errors: list[LabrlError] = []
+    print_error = output.print_error
+
+    def recorded(error: LabrlError, with_traceback: bool = False) -> int:
+        errors.append(error)
+        return print_error(error, with_traceback)
+
+    def train(*_: Any) -> None:
+        raise AssertionError("a wrong command line begins a training")
+
+    monkeypatch.setattr(output, "print_error", recorded)
+    monkeypatch.setattr(labrl.experiment.trials, "print_error", recorded)
+    monkeypatch.setattr(labrl.trial.train, "train", train)
+
+    def mistakes(line: str, code: int = 2) -> list[LabrlError]:
+        assert labrl.cli.main(shlex.split(line)) == code
+        return [mistake for error in errors for mistake in error.mistakes]
+
+    return mistakes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=[pytest.mark.extended] if number % 4 else [])
+        for number, line in enumerate(LINES)
+    ],
+)
+def test_wrong_command_line_prints_each_mistake_and_writes_no_run(
+    line: str,
+    made: Path,
+    tmp_path: Path,
+    mistakes_of: Callable[..., list[LabrlError]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    needs_run = "runs/one" in line or "latest" in line
+    if needs_run:
+        shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    before = files_of(tmp_path)
+    code, expected = LINES[line]
+    found = mistakes_of(line, code)
+    keys = [[one.code, one.key and one.key.replace(str(tmp_path), ".")] for one in found]
+    assert keys == expected
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    assert all(one.key is None or one.key in printed for one in found)
+    assert files_of(tmp_path) == before
+
+
+SUGGESTED = {
+    # misspelled keys and options
+    "agent.lrr=1": "agent.lr?",
+    "+agent.horizn=4": "agent.horizon?",
+    "agent.learning_starts=3": "agent=dqn,",
+    "env=brakeout": "env=breakout?",
+    "env=ALE/Pong-v5": "env=pong?",
+    "agent=pp0": "agent=ppo?",
+    "agent/offline=null": "agent/offline=none?",
+    "experiment=slm_lab/cartpol": "experiment=slm_lab/cartpole?",
+    "env=gridworld": "--config-dir=<folder>",
+    "agent.network.head_activation=relu": "agent.network.head_activation=ReLU?",
+    "+callbacks.mine=1": "_target_",
+    "callbacks.mine.name=a": "+callbacks.mine.name=a",
+    "agent=dqn agent.memory=prioritized": "agent/memory=prioritized",
+    "seed=0,1": "labrl -m 'seed=0,1'",
+    "agent.lr=[1,": "[1,2]",
+    "~transforms/reward": "transforms/reward=none",
+    # names of other libraries
+    "total_timesteps=1e6": "env.max_frame=1e6",
+    "agent=dqn train_freq=4": "agent.updates_per_frame=1/4",
+    "agent=dqn n_steps=5": "agent.n_step=5",
+    "net_arch=[256,128]": "'agent.network.torso.mlp.hidden=[256,128]'",
+    "symlog=1": "None corresponds",
+    "agent=ddqn": "agent=double_dqn?",
+    "agent/network=wide": "agent/network=mlp_256?",
+    # flags, commands and bare words
+    "train": "Leave it out",
+    "pong": "env=pong",
+    "ALE/MsPacman-v5": "env=ms_pacman",
+    "FrozenLake-v1": "env=gymnasium env.id=FrozenLake-v1",
+    "DQN": "agent=dqn",
+    "resume": "+resume=latest",
+    "report": "labrl-report latest",
+    "--seed=3": "seed=3",
+    "--algo=PPO": "agent=ppo",
+    "--agent.lr=1e-4": "agent.lr=1e-4",
+    "--multi seed=1,2": "--multirun",
+    # environments whose name or presets would be those of another
+    "env.id=Acrobot-v1": "env=acrobot",
+    "env.name=PongNoFrameskip-v4": "env=pong",
+}
+"""Wrong command lines, and what their message must contain."""
+
+
+@pytest.mark.parametrize("line", SUGGESTED)
+def test_message_says_what_to_type(line: str, mistakes_of: Callable[..., list[LabrlError]]) -> None:
+    assert SUGGESTED[line] in mistakes_of(line)[0].message
+
+
+@pytest.mark.parametrize("line", ["agent=xyz", "agent=trpo", "env=xx"])
+def test_nothing_is_suggested_when_no_option_is_similar(
+    line: str, mistakes_of: Callable[..., list[LabrlError]]
+) -> None:
+    assert "Did you mean" not in mistakes_of(line)[0].message
+
+
+HOMES = [
+    "agent=ppo env=pong",
+    "agent=dqn env=cartpole",
+    "agent=td3 env=pendulum",
+    "agent=rainbow env=pong",
+    "agent=a2c env=cartpole",
+    "agent=reinforce env=cartpole",
+    "agent=tqc env=pendulum",
+    "agent=iql env=pendulum",
+    "agent=dqn agent/target=polyak",
+    "agent=dqn agent/value=categorical",
+    "agent/network=mlp",
+    "env=pong agent/network=nature_cnn",
+    "agent=recurrent_ppo",
+    "agent=recurrent_dqn",
+    "agent/self_imitation=replay",
+    "agent=dqn agent/offline=run agent.offline.folder=x",
+    "agent=dqn meta/async_unroll=on",
+    "hydra/sweeper=optuna search=ppo",
+]
+"""Overrides that together have every key of labrl that corresponds to a name in other libraries."""
+
+
+@pytest.mark.extended
+def test_every_key_that_a_name_of_another_library_is_answered_with_exists() -> None:
+    keys = {key for home in HOMES for key in all_keys(compose(home.split(), with_hydra=True))}
+    assert {one.key for meant in other_names().values() for one in meant} - {""} <= keys
+
+
+MAKE = "'env.make={_target_: env_cases.Walk}'"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env=cartpole env.id=CartPole-v0",
+        "env=pong env.name=PongNoFrameskip-v4",
+        "env=cartpole env.name=mine-v2",
+        "env=gymnasium env.id=CartPole-v1 env.name=cartpole",
+        "env=gymnasium env.id=LunarLander-v3 env.name=lunar_lander_continuous",
+        f"env=gymnasium env.id=null env.name=pong {MAKE}",
+        "env=atari env.game=pong",
+    ],
+)
+def test_other_names_of_the_same_environment_are_accepted(line: str) -> None:
+    cfg = compose(shlex.split(line), with_hydra=True)
+    check_environment(to_plain(cfg)["env"], cfg.hydra.runtime.choices["env"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    {"runs/nothing": "", "2027": "", "runs/pnog": "runs/pong", "runs/gird/0": "runs/grid/0"}.items(),
+)
+def test_missing_run_is_answered_with_another_only_if_its_name_is_similar(
+    typed: str, near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pong", "grid/0"):
+        Run.create(tmp_path / "runs" / name)
+    with refused("not-found", typed, near) as caught:
+        labrl.load(typed)
+    assert ("Did you mean" in str(caught.value)) == bool(near)
+    (tmp_path / "other").mkdir()
+    with refused("not-found", "other", MARKER):
+        labrl.load("other")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [("env=cartpole", "labrl.train"), (["env=cartpole", 5], "labrl.train"), (["-m", "seed=1,2"], "-m")],
+)
+def test_train_refuses_what_is_not_a_list_of_overrides(overrides: Any, key: str) -> None:
+    with refused("usage", key):
+        labrl.train(overrides)
+
+
+def test_wrong_override_raises_one_error_without_those_of_hydra() -> None:
+    with pytest.raises(InputError) as caught:
+        labrl.train(["agent.lrr=1"])
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
