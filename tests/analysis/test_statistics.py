@@ -48,8 +48,8 @@ def test_measures_of_a_trial_match_their_formulas(tmp_path: Path) -> None:
         [rows_of([100, 200, 300], [2.0, 5.0, 4.0]), rows_of([100, 200, 300], [4.0, 7.0, 6.0])],
         config=config,
     )
-    statistics = trial_statistics(load_run(path), threshold=5.0)
-    first, second = statistics["sessions"]
+    statistics = trial_statistics(load_run(path))
+    first, _ = statistics["sessions"]
     # The strengths are 1, 4 and 3 at frames 100, 200 and 300 and at updates 10, 20 and 30.
     assert first["strength"] == pytest.approx(8 / 3)
     assert (first["max_strength"], first["final_strength"]) == (4, 3)
@@ -57,14 +57,11 @@ def test_measures_of_a_trial_match_their_formulas(tmp_path: Path) -> None:
     assert first["training_efficiency"] == pytest.approx((1 / 10 + 4 / 20 + 3 / 30) / 8)
     assert first["stability"] == pytest.approx(1 - 1 / 5)
     assert (first["final_return"], first["best_return"], first["best_frame"]) == (4, 5, 200)
-    assert (first["frames_to_threshold"], first["seconds_to_threshold"]) == (200, 2.0)
     assert (first["frames"], first["opt_steps"], first["wall"], first["fps"]) == (300, 30, 3.0, 100.0)
-    assert second["frames_to_threshold"] == 200
     # The sessions differ by 2 at each checkpoint, a deviation of sqrt 2; the mean strengths are 2, 5 and 4.
     assert statistics["consistency"] == pytest.approx(1 - 2 * 3 * np.sqrt(2) / 11)
     assert statistics["measures"]["final_return"] == {"mean": 5, "std": pytest.approx(np.sqrt(2)), "n": 2}
     assert statistics["baseline"] == {"mean": 1.0, "std": 1.0, "episodes": 100, "source": "measured"}
-    assert statistics["threshold"] == {"value": 5.0, "source": "given"}
     assert statistics["curve"]["mean"] == [3, 6, 5]
 
 

@@ -23,10 +23,10 @@ from rich.console import Console
 from run_cases import config_with
 from screen import Screen
 
-from labrl.errors import DONE, INTERRUPTED, WRONG_INPUT
+from labrl.errors import INTERRUPTED, WRONG_INPUT
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.panel import ExperimentPanel, mean_progress
+from labrl.experiment.panel import ExperimentPanel
 from labrl.experiment.scheduler import Queue
 from labrl.run.atomic import write_json
 from labrl.run.experiment import TRIAL_LOG, TrialRecord
@@ -149,24 +149,6 @@ def test_rows_show_state_progress_return_and_time_left(
     assert experiment.screen.cursor_is_visible
 
 
-@pytest.mark.parametrize("width", [80, 110, 140])
-def test_rows_of_trials_with_many_keys_differ(
-    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Regression test: the last keys, in which trials may differ, were cut off."""
-    about = "agent.actor.lr=3e-4 agent.critic.lr=1e-3 agent.network.torso.mlp.hidden=[256,256,256]"
-    experiment = Experiment(Trials(tmp_path, 3, about), (width, 24), monkeypatch)
-    with experiment.panel:
-        experiment.start(0, session(500))
-        rows = experiment.show()[1:4]
-    for number, line in enumerate(rows):
-        assert line.endswith(f"={number}"), line
-        assert "lr=3e-4" in line
-        assert len(line) <= width - 3
-    if width > 130:
-        assert f"lr=3e-4 lr=1e-3 hidden=[256,256,256] seed={number}" in line
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_of_many_trials_the_running_ones_and_the_newest_results_are_shown(
     size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,18 +189,6 @@ def test_messages_of_trials_appear_once_above_the_panel(
             file.write("the last line\n")
         experiment.end(0)
     assert experiment.shown() == ["[0] W&B: off", "[0] incomplete", "[0] the last line"]
-
-
-def test_sessions_of_a_trial_are_averaged() -> None:
-    sessions = [
-        session(1000, 0, "finished", return_mean=10.0),
-        session(400, 1, return_mean=20.0, fps=60.0),
-        session(100, 2, return_mean=None, fps=30.0),
-    ]
-    trial = mean_progress(7, "running", sessions)
-    assert (trial.index, trial.frame, trial.max_frame, trial.fps) == (7, 500, 1000, 45.0)
-    assert (trial.return_mean, trial.fraction) == (15.0, 0.5)
-    assert mean_progress(7, "waiting").fraction == 0
 
 
 def test_sessions_are_those_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,24 +273,6 @@ def read_until(leader: int, sign: str | None, text: str = "") -> str:
             break
         text += part.decode()
     return text
-
-
-@pytest.mark.extended
-@pytest.mark.usefixtures("own_folder")
-@pytest.mark.parametrize("size", SIZES)
-def test_terminal_shows_the_panel_and_then_the_summary(size: tuple[int, int]) -> None:
-    command, leader = on_terminal(size, "env.max_frame=256", "seed=1,2,3", "meta.log_frequency=128")
-    text = read_until(leader, None)
-    os.close(leader)
-    assert command.wait(timeout=100) == DONE
-    assert "━" in text
-    assert "of 3 trials" in text
-    screen = Screen(size[0], text)
-    assert not any("━" in line or "of 3 trials" in line for line in screen.lines), screen.lines
-    assert screen.cursor_is_visible
-    assert any(line.startswith("experiment folder:") for line in screen.lines)
-    for trial in Path("e").glob("*_random_cartpole"):
-        assert "frame" not in (trial / TRIAL_LOG).read_text()
 
 
 ROVER = """

@@ -49,7 +49,7 @@ class Threshold:
 
     value: float
     source: str
-    """`given` by the caller, `gymnasium` (the threshold that the id is registered with) or `human` (Wang et
+    """`gymnasium` (the threshold that the id is registered with) or `human` (Wang et
     al., 2016)."""
 
 

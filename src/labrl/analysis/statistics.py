@@ -133,22 +133,17 @@ def session_statistics(
     return found
 
 
-def trial_statistics(
-    run: Run, threshold: float | None = None, group: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def trial_statistics(run: Run, group: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the metadata and statistics of one run. group: its `group_statistics`, if they are known."""
     about = {"status": run.status, "created": run.created, "seed": run.seed}
     head = {"format_version": FORMAT_VERSION, "kind": "trial", "run": run.name, **about}
-    return {**head, **(group or group_statistics([run], threshold=threshold))}
+    return {**head, **(group or group_statistics([run]))}
 
 
-def group_statistics(
-    runs: Sequence[Run], name: str | None = None, threshold: float | None = None
-) -> dict[str, Any]:
+def group_statistics(runs: Sequence[Run], name: str | None = None) -> dict[str, Any]:
     """Return the statistics of the sessions of `runs`, all in one environment, as one sample.
 
-    threshold: return for which the time until it is reached is measured; None for the known threshold of the
-    environment. Returns `name`, `agent`, `env`, `runs`, `sessions` (a dict of measures for each session),
+    Returns `name`, `agent`, `env`, `runs`, `sessions` (a dict of measures for each session),
     `counted` (the size of the sample), `left_out` (the other sessions, with the reason), `baseline`,
     `threshold`, `scores_of` (evaluation or training episodes), `measures` (mean, std and n over the sample),
     `consistency`, `estimates` (iqm, mean and median with their intervals), `curve` (on a grid of frames) and
@@ -161,7 +156,7 @@ def group_statistics(
         )
     env = runs[0].config.get("env", {})
     baseline, human = random_baseline(env, [run.info for run in runs]), human_range(env)
-    wanted = Threshold(threshold, "given") if threshold is not None else threshold_of(env)
+    wanted = threshold_of(env)
     sessions = [(run, session) for run in runs for session in run.sessions]
     reasons = list(reasons_to_leave_out(sessions))
     entries = [

@@ -235,7 +235,7 @@ def _against(statistics: Mapping[str, Any], value: float) -> Iterator[str]:
         counted = [session for session in statistics["sessions"] if session["counted"]]
         reached = [s["frames_to_threshold"] for s in counted if s["frames_to_threshold"] is not None]
         what = {"gymnasium": "The return that counts as solved", "human": "The return of a human"}
-        said = f"{what.get(threshold['source'], 'The threshold')}, {number(threshold['value'])},"
+        said = f"{what[threshold['source']]}, {number(threshold['value'])},"
         share = f"by {len(reached)} of {len(counted)} seeds, " if len(counted) > 1 else ""
         after = f"was reached {share}after {number(float(np.mean(reached)))} frames" if reached else ""
         yield f"{said} {after or 'was not reached'}."
@@ -260,16 +260,11 @@ def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
 
 
 def _videos(run: Run) -> dict[Path, str]:
-    """Return the videos of a run's sessions with their captions, the best first."""
-    order = ("best", "last", "latest")
-
-    def rank(path: Path) -> tuple[int, str]:
-        return next((place for place, name in enumerate(order) if path.stem.startswith(name)), 3), path.name
-
+    """Return the videos of a run's sessions with their captions; `best` precedes `last` and `latest`."""
     found = {
         path: (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " ")
         for session in run.sessions
-        for path in sorted((session.path / "videos").glob("*.mp4"), key=rank)
+        for path in sorted(session.videos.glob("*.mp4"))
     }
     return dict(list(found.items())[:MOST_VIDEOS])
 

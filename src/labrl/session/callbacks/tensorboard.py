@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from labrl.session.callbacks.closer_look import CloserLook
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+TABLES: tuple[Table, ...] = ("train", "eval")
 
 BINS = 64
 """Number of bins of a histogram whose values have no bins of their own."""
@@ -69,13 +70,11 @@ def _begin(session: SessionView, table: Table, row: Row) -> SummaryWriter:
     from torch.utils.tensorboard import SummaryWriter
 
     folder = session.folder
-    tables: dict[Table, Sequence[Row]] = {
-        "train": folder.read_rows("train"),
-        "eval": folder.read_rows("eval"),
-    }
-    tables[table] = [one for one in tables[table] if one["frame"] != row["frame"]]
+    rows = [(name, one) for name in TABLES for one in folder.read_rows(name)]
+    rows = [(name, one) for name, one in rows if (name, one["frame"]) != (table, row["frame"])]
     # Histograms accompany training rows and are in no table, so those of the kept rows must not be discarded.
-    kept = max((one["frame"] for one in tables["train"]), default=-1) if folder.tensorboard.exists() else -1
+    frames = [one["frame"] for name, one in rows if name == "train" and folder.tensorboard.exists()]
+    kept = max(frames, default=-1)
     # Readers take files in the order of their names, which begin with the second of their creation.
     while list(folder.tensorboard.glob(f"*.{int(time.time())}.*")):
         time.sleep(0.05)
@@ -87,10 +86,9 @@ def _begin(session: SessionView, table: Table, row: Row) -> SummaryWriter:
         with suppress(LabrlError):  # a damaged run folder must not stop training
             assert writer.file_writer is not None, "it has been opened"
             writer.file_writer.add_summary(hparams_pb(_hyperparameters(run), run.path.name), 0)
-    for name, rows in tables.items():
-        for one in rows:
-            if one["frame"] > kept:
-                _add_row(writer, name, one)
+    for name, one in rows:
+        if one["frame"] > kept:
+            _add_row(writer, name, one)
     return writer
 
 
