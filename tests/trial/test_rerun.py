@@ -14,8 +14,8 @@ import labrl
 from labrl.cli import main
 from labrl.commands import find_past
 from labrl.config.compose import resolve
+from labrl.config.presets import options_by_class
 from labrl.errors import WRONG_INPUT, LabrlError
-from labrl.mistakes.names import agent_target
 from labrl.run.signature import Trust, trusting
 from labrl.trial.command import command_of
 
@@ -126,7 +126,7 @@ def test_each_published_configuration_is_accepted() -> None:
             past = find_past(command_of([f"+rerun={file}"], None, "labrl"))
         config = resolve(past.read_config())
         assert past.choices["env"] == config.env.config.name
-        assert agent_target(past.choices["agent"]) == config.agent.target
+        assert options_by_class()[config.agent.target] == past.choices["agent"]
 
 
 @pytest.mark.parametrize(
