@@ -84,67 +84,41 @@ def refused(**settings: Any) -> InputError:
     [
         ({"count": True}, "type", "count"),
         ({"count": "3"}, "type", "count"),
-        ({"count": 2.5}, "type", "count"),
         ({"count": -1}, "range", "count"),
-        ({"count": None}, "type", "count"),
         ({"count": float("inf")}, "type", "count"),
         ({"count": 2**63}, "range", "count"),
-        ({"plain": -1e30}, "range", "plain"),
-        ({"rate": 1e39}, "range", "rate"),
         ({"rate": 1e-39}, "range", "rate"),
         ({"real": -1e300}, "range", "real"),
-        ({"real": 10**400}, "range", "real"),
         ({"ratio": float("nan")}, "type", "ratio"),
-        ({"ratio": -(10**400)}, "range", "ratio"),
         ({"lr": {"kind": "linear", "start": 1e39, "end": 0, "horizon": 1}}, "range", "lr.start"),
-        ({"rate": 0}, "range", "rate"),
-        ({"rate": True}, "type", "rate"),
-        ({"rate": "1e-3"}, "type", "rate"),
         ({"rate": float("nan")}, "type", "rate"),
         ({"chance": 1.1}, "range", "chance"),
-        ({"chance": -0.1}, "range", "chance"),
-        ({"share": 0}, "range", "share"),
-        ({"plain": "1"}, "type", "plain"),
-        ({"plain": True}, "type", "plain"),
-        ({"real": "1"}, "type", "real"),
         ({"real": False}, "type", "real"),
         ({"mode": "fastt"}, "unknown-option", "mode"),
-        ({"mode": 3}, "unknown-option", "mode"),
         ({"on": 1}, "type", "on"),
-        ({"on": "true"}, "type", "on"),
         ({"name": 3}, "type", "name"),
         ({"sizes": 3}, "type", "sizes"),
         ({"sizes": [1, 0]}, "range", "sizes[1]"),
         ({"lr": True}, "type", "lr"),
         ({"lr": "fast"}, "type", "lr"),
-        ({"lr": None}, "type", "lr"),
-        ({"lr": [1]}, "type", "lr"),
         ({"lr": 1e39}, "range", "lr"),
-        ({"lr": "linear:1e-3"}, "type", "lr"),
         ({"lr": "linear:1:0:x"}, "type", "lr"),
-        ({"lr": "linear:1:0:0"}, "range", "lr"),
         ({"lr": {"kind": "linear", "start": 1, "end": 0}}, "missing", "lr.horizon"),
         ({"lr": {"start": 1, "end": 0, "horizon": 1}}, "type", "lr"),
         ({"lr": {"kind": "linea", "start": 1, "end": 0, "horizon": 1}}, "unknown-option", "lr"),
         ({"lr": {"kind": "linear", "start": 1, "end": 0, "horizon": 0}}, "range", "lr.horizon"),
         ({"lr": {"kind": "linear", "start": 1, "ende": 0, "horizon": 1}}, "unknown-key", "lr.ende"),
         ({"lr": {"kind": "piecewise", "points": [[5, 1.0], [5, 2.0]]}}, "contradiction", "lr"),
-        ({"lr": {"kind": "piecewise", "points": []}}, "range", "lr.points"),
         ({"lr": {"kind": "linear", "start": 1, "end": 0, "horizon": 1, "warmup": 2}}, "contradiction", "lr"),
         ({"inner": {"size": 0}}, "range", "inner.size"),
-        ({"inner": {"sise": 1}}, "unknown-key", "inner.sise"),
-        ({"inner": 3}, "type", "inner"),
         ({"inners": [{"size": 1}, {"sise": 1}]}, "unknown-key", "inners[1].sise"),
         ({"either": {"size": "x"}}, "type", "either.size"),
         ({"either": {"sise": 1}}, "unknown-key", "either.sise"),
-        ({"either": "x"}, "type", "either"),
         ({"either": -1}, "range", "either"),
         ({"part": {"width": 3}}, "type", "part"),
         ({"part": {"_target_": "labrl.nothing.Here"}}, "target", "part._target_"),
-        ({"part": {"_target_": PART}}, "missing", "part.needed"),
         ({"part": {"_target_": PART, "needed": 1, "parts": {"a": 1}}}, "type", "part.parts.a"),
         ({"part": {"_target_": PART, "needed": 1, "sizes": [{}]}}, "type", "part.sizes[0]"),
-        ({"parts": {"a": 1}}, "type", "parts.a"),
         ({"parts": {"needed": {"_target_": PLAIN, "widht": 1}}}, "unknown-key", "parts.needed.widht"),
     ],
 )
@@ -196,14 +170,6 @@ def test_schedule_may_be_a_number_a_mapping_or_a_string() -> None:
     assert parsed(lr="linear:1:0:1e6").lr == config.lr
 
 
-def test_user_dataclass_keeps_its_defaults_and_is_not_modified() -> None:
-    before = dict(vars(PartConfig)), dict(vars(Inner))
-    assert parsed(inner={}).inner == Inner(size=8)
-    assert (dict(vars(PartConfig)), dict(vars(Inner))) == before
-    assert PartConfig(needed="not checked here").needed == "not checked here"  # type: ignore[arg-type]
-    assert parsed(inner=Inner(size=3)).inner.size == 3
-
-
 @dataclass(kw_only=True)
 class FailingConfig:
     size: int
@@ -252,10 +218,6 @@ def test_component_with_config_is_built_from_its_config() -> None:
     assert isinstance(part, Part)
     assert part.config.needed == 2
     assert part.runtime == "now"
-
-
-def test_component_without_config_is_built_from_keyword_arguments() -> None:
-    assert dataclass_of(Component, {"_target_": PLAIN, "width": 5}).build(runtime="now") == ("now", 5)
 
 
 @pytest.mark.parametrize(

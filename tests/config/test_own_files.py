@@ -81,14 +81,6 @@ def test_error_for_a_key_in_a_users_preset_names_the_file(
         assert str(folder / "preset" / "acrobot.yaml") in message
 
 
-def test_config_dir_may_lead_up_through_folders(tmp_path: Path) -> None:
-    """Regression test: with `--config-dir ../my`, every preset was refused as a path."""
-    write_yaml(tmp_path, "preset", b"ppo: {agent: {gamma: 0.5}}\n", "cartpole")
-    (tmp_path / "here").mkdir()
-    assert resolve(compose(["env=cartpole"], tmp_path / "here" / "..")).agent.config.gamma == 0.5
-    assert refusal(["env=../outside"], tmp_path / "here" / "..").key == "env"
-
-
 def test_broken_file_is_ignored_when_not_selected(tmp_path: Path) -> None:
     folder = write_yaml(tmp_path, "env", b"a: [\n", "broken")
     write_yaml(folder, "env", f"{BASE}id: CartPole-v1\nname: mine\n".encode())

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exact_cases import differences
 from one_process import ONE_PROCESS
 from paced import PACED, last_row
 from refusals import refused
@@ -106,17 +105,6 @@ def fails_with_seed(seed: int) -> str:
         "            raise RuntimeError('a wheel came off')\n"
     )
     return "+callbacks.breaking._target_=breaking.Break"
-
-
-@pytest.mark.extended
-@needs_submitit
-def test_job_of_several_trials_runs_all_though_one_fails() -> None:
-    with experiment_running(*SEVERAL, fails_with_seed(1), "seed=0,1,2,3") as process:
-        output, _ = process.communicate()
-    assert process.returncode == 1
-    assert "a wheel came off" in output
-    assert trial_statuses(Path("e")) == ["finished", "failed", "finished", "finished"]
-    assert len(list(Path("e/.submitit").glob("*/*_result.pkl"))) == 2
 
 
 @pytest.mark.extended
@@ -262,11 +250,6 @@ def test_slurm_script_is_written_from_the_whole_configuration(
     assert stat.S_IMODE((tmp_path / "jobs").stat().st_mode) == 0o700, "its files contain secrets"
 
 
-def test_ray_requests_resources_of_trial() -> None:
-    chosen = launcher("hydra/launcher=ray", "meta.max_session=2", "meta.num_gpus=0.5")
-    assert (chosen.ray.remote.num_cpus, chosen.ray.remote.num_gpus) == (2, 0.5)
-
-
 @pytest.mark.extended
 @needs_ray
 @needs_proc
@@ -325,24 +308,6 @@ ON_TWO_NODES = [
     "meta.log_frequency=2000",
     "hydra/launcher=ray",
 ]
-
-
-@needs_ray
-@needs_proc
-@pytest.mark.slow
-def test_trials_of_a_grid_continue_on_another_node_when_theirs_is_lost(
-    tmp_path: Path, two_nodes: Any
-) -> None:
-    trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
-    overrides = [*ON_TWO_NODES, f"hydra.launcher.ray.init.address={two_nodes.address}", "seed=0,1"]
-    with experiment_running(*overrides, "hydra.launcher.ray.remote.max_retries=3") as process:
-        lose_a_node(two_nodes, process, trials)
-        output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert trial_statuses(tmp_path / "e") == ["finished", "finished"]
-    assert resumed(trials) == 1
-    assert main([*ON_TWO_NODES[:-1], "seed=1", "hydra.run.dir=whole"]) == 0
-    assert differences(Path("whole"), trials[1]) == []
 
 
 @needs_ray

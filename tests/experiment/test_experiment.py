@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,8 @@ from trial_processes import (
 
 from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import hydra_initialized
-from labrl.errors import DONE, WRONG_INPUT, InputError
-from labrl.experiment.grid import combinations, plan_grid
-from labrl.experiment.machine import Machine
-from labrl.experiment.trials import Trials
+from labrl.errors import DONE, WRONG_INPUT
+from labrl.experiment.grid import combinations
 from labrl.processes.output import SteadyStream
 from labrl.run.experiment import Experiment
 from labrl.run.signature import signed
@@ -70,29 +67,6 @@ def frame(folder: Path) -> int:
         return json.loads((folder / "session_0" / "progress.json").read_text())["frame"]
     except FileNotFoundError:
         return 0
-
-
-@pytest.mark.extended
-def test_state_of_the_code_is_described_once_for_all_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Regression test: with 60,000 untracked files, every trial started four seconds later."""
-    git, asked = shutil.which("git"), tmp_path / "asked"
-    assert git is not None
-    wrapper = tmp_path / "bin" / "git"
-    wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\necho "$*" >> {asked}\nexec {git} "$@"\n')
-    wrapper.chmod(0o755)
-    Path("project").mkdir()
-    monkeypatch.chdir("project")
-    subprocess.run([git, "init", "-q"], check=True)
-    Path("agent.py").write_text("mine = 1\n")
-    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
-    assert main(["-m", *QUICK, "seed=1,2,3", "hydra.sweep.dir=../e"]) == 0
-    listed = [line for line in asked.read_text().splitlines() if "status" in line and str(tmp_path) in line]
-    assert len(listed) == 1
-    for trial in Experiment.open("../e").trials():
-        assert "+mine = 1" in Path("../e", trial.folder, "working_folder.diff").read_text()
 
 
 @pytest.mark.extended
@@ -141,15 +115,6 @@ def test_overrides_with_one_value_reach_the_trials_as_typed() -> None:
     fixed = ["~agent.lr", "+agent.lr=linear:1e-3:0", "+env.kwargs.x={a: 1}", "wandb.name='a, b'"]
     with hydra_initialized(None):
         assert combinations([*fixed, "seed=1,2"]) == [[*fixed, "seed=1"], [*fixed, "seed=2"]]
-
-
-@pytest.mark.extended
-def test_trials_with_different_seeds_are_one_group_without_overrides(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=512", "seed=1,2"]) == 0
-    heads = [line.split() for line in capsys.readouterr().out.splitlines() if "seeds" in line.split()]
-    assert ["final", "return", "seeds"] in heads
 
 
 def test_trial_in_a_worker_equals_the_same_run_alone() -> None:
@@ -360,17 +325,6 @@ def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
 
 
 @pytest.mark.extended
-def test_unknown_key_is_refused_before_any_trial_of_an_experiment_changes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["-m", *LEARNING, "agent=dqn,ppo", "seed=0", "env.max_frame=1088"]) == 0
-    assert main(["-m", "+resume=e", "agent.nonesuch=1"]) == 2
-    assert "agent.nonesuch" in capsys.readouterr().err
-    assert main(["-m", "+resume=e", "seed=0,1"]) == 0
-    assert len(overrides_of(Path("e"))) == 4
-
-
-@pytest.mark.extended
 def test_edits_apply_to_every_trial_and_new_seeds_add_trials(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -463,14 +417,6 @@ def test_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFixture
     assert "labrl -m +resume=runs/e" in capsys.readouterr().err
 
 
-def test_suggestion_for_a_misspelt_experiment_exists(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=runs/mine"]) == 0
-    assert main(["-m", "+resume=elsewhere/min"]) == 2
-    assert "runs/mine" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
@@ -520,17 +466,6 @@ def test_grid_accepts_presets_and_max_trial_is_only_an_upper_limit() -> None:
     assert main(["-m", "+resume=e", "seed=2,3"]) == WRONG_INPUT
     assert main(["-m", "+resume=e", "seed=2,3", "meta.max_trial=4"]) == DONE
     assert trial_statuses(Path("e")) == ["finished"] * 4
-
-
-def test_errors_in_a_grid_carry_code_and_key() -> None:
-    trials = Trials(kind="grid", overrides=[], hydras=[], config_dir=None, typed="labrl -m")
-    for more, code, key in (
-        (["env.max_frame=256,0", "seed=0"], "range", "env.max_frame"),
-        (["seed=0,1", "meta.max_trial=1"], "contradiction", "meta.max_trial"),
-    ):
-        with hydra_initialized(None), pytest.raises(InputError) as refused:
-            plan_grid([*QUICK, *more], trials, Machine(cores=2, gpus=[]))
-        assert (refused.value.code, refused.value.key) == (code, key)
 
 
 def test_labeled_lines_are_written_whole() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from optuna.samplers import TPESampler
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
@@ -148,13 +146,6 @@ def test_ready_space_selects_its_agent_presets_and_number_of_trials(name: str) -
     assert cfg.meta.max_trial == 30
     recipe = Space.of(cfg.search.space, [], choices)
     assert check_space(recipe) == resolve(compose([f"agent={name}", f"env={env}"]))
-
-
-def test_tpe_models_keys_together_and_knows_running_trials() -> None:
-    node = compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.sampler
-    assert (node.multivariate, node.constant_liar) == (True, True)
-    parameters = inspect.signature(TPESampler).parameters
-    assert set(node) - {"_target_"} == set(parameters) - {"gamma", "weights"}, "as in hydra-optuna-sweeper"
 
 
 def test_labrl_sweeper_replaces_hydras_and_keeps_its_samplers() -> None:

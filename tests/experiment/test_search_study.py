@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 import pytest
+from options import options
 from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 from search_cases import (
@@ -26,15 +27,19 @@ from search_cases import (
     write_eval,
 )
 
+import labrl.experiment.search.queue
+import labrl.experiment.search.study
 from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, InputError
+from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of, read_end, returns_of
 from labrl.experiment.search.confirmation import to_confirm
 from labrl.experiment.search.options import Confirm, start_of
+from labrl.experiment.search.queue import SearchQueue
 from labrl.experiment.search.space import Space
 from labrl.run.atomic import write_json
-from labrl.run.experiment import TrialRecord
+from labrl.run.experiment import Experiment, TrialRecord
 from labrl.session.interruption import Interruption
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -130,11 +135,6 @@ def test_hopeless_trial_is_pruned_and_told_with_its_last_value(tmp_path: Path, k
     folder = tmp_path / f"trial_{bad.number}"
     tested.finish(bad.number, folder)
     assert tested.trials()[bad.number].state == TrialState.PRUNED
-
-
-def test_pruner_none_stops_no_trial(tmp_path: Path) -> None:
-    tested = study(tmp_path, stops=pruner("none"))
-    assert not any(play(tested, tmp_path, next_of(tested), value=-float(n)) for n in range(TOTAL))
 
 
 def test_no_trial_is_stopped_before_some_have_finished_or_at_its_end(tmp_path: Path) -> None:
@@ -241,6 +241,42 @@ def test_trial_of_a_silent_machine_is_told_as_failed_and_another_is_drawn(
     assert there.should_prune(left.number, folder)
     there.finish(left.number, folder)
     assert states(there) == ["FAIL", "COMPLETE"]
+
+
+class Machine(TrialLauncher):
+    """A launcher whose trials end at once with one evaluation."""
+
+    home = Path()
+
+    def start(self, trial: TrialRecord, need: Need, shown: bool = False) -> None:
+        write_eval(self.home / trial.folder, 40, 1.0)
+        trial.status = "finished"
+        self._done.append((trial, need))
+
+
+def test_machine_waits_for_the_trials_of_another_and_replaces_them_if_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, now, home = f"journal:///{tmp_path / 'shared'}", [1e9], tmp_path / "here"
+
+    def sleep(seconds: float) -> None:
+        now[0] += 100
+
+    monkeypatch.setattr(labrl.experiment.search.study.time, "time", lambda: now[0])
+    monkeypatch.setattr(labrl.experiment.search.queue.time, "sleep", sleep)
+    monkeypatch.setattr(labrl.experiment.search.queue, "HEARTBEAT", 0)
+    monkeypatch.setattr(labrl.experiment.search.queue, "RECORD_SECONDS", 0)
+    dies = study(tmp_path / "there", url, total=2)
+    next_of(dies)
+    experiment = Experiment.begin(home, "search", [])
+    made = options("search", "search=none")
+    with experiment.lock():
+        queue = SearchQueue(study(home, url, total=2), experiment, "trial_{}".format, Need(1, None), made)
+        Machine.home = home
+        queue.run(Machine())
+    assert 300 <= now[0] - 1e9 <= 600
+    assert states(queue.study) == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert queue.study.is_complete()
 
 
 def test_one_of_several_machines_confirms_the_best_trials(tmp_path: Path) -> None:

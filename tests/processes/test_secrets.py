@@ -169,6 +169,7 @@ def test_secrets_in_text_are_masked_once(text: str, masked: str) -> None:
     [
         *("http://host:8080/a@b", "ssh://git@host/x", "postgresql://labrl@host/db", "agent.lr=linear:3e-4:0"),
         *("token: must be text", "max_tokens=512", "password=${oc.env:DB_PASSWORD}", "api_key=<value>"),
+        "env.make.api_key=***: set LABRL_ENV_MAKE_API_KEY",
         *("{a: 1, api_key: ${oc.env:X}}", "{api_key:$\\{oc.env\\:X\\},b:1}"),
         *("postgresql://labrl:${oc.env:PW}@host/db", "agent.target_entropy=auto", "password=null"),
     ],

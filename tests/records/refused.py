@@ -91,6 +91,7 @@ def _run(arguments: list[str], place: Path, told: Path) -> NoReturn:
         stream.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     made = remember_errors()
     try:
         code: int | str = labrl.cli.main(arguments)

@@ -18,8 +18,6 @@ from run_cases import files_of
 
 import labrl
 from labrl.cli import list_runs, main
-from labrl.config.compose import compose, to_plain
-from labrl.config.edit import edit
 from labrl.errors import WRONG_INPUT
 from labrl.run.folder import Status
 from labrl.run.run import Run
@@ -144,12 +142,6 @@ def test_force_is_refused_when_the_state_does_not_fit(
     assert files_of(learned) == before
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
     assert main(["+resume=runs/one", "env.max_frame=400"]) == 0
-
-
-def test_option_of_keys_is_merged_below_what_was_typed() -> None:
-    recorded = to_plain(compose(["wandb.project=mine", "wandb=offline", "seed=1"]))
-    edited = edit(recorded, ["wandb=auto"], ["wandb.project=mine", "wandb=offline", "seed=1"])
-    assert (edited["wandb"]["mode"], edited["wandb"]["project"]) == ("auto", "mine")
 
 
 def test_spent_budget_is_refused_before_keys_that_it_contradicts(
@@ -359,14 +351,6 @@ def test_edited_config_yaml_is_refused(before: str, after: str, finished: Path) 
         labrl.load(finished)
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == WRONG_INPUT
     assert files_of(finished) == files
-
-
-def test_resume_killed_before_it_replaces_config_yaml_is_resumed(finished: Path) -> None:
-    before = (finished / "config.yaml").read_bytes()
-    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
-    (finished / "config.yaml").write_bytes(before)
-    assert main(["+resume=runs/one", "env.max_frame=192"]) == 0
-    assert yaml.safe_load((finished / "config.yaml").read_text())["env"]["max_frame"] == 192
 
 
 @pytest.mark.parametrize("damage", ["deleted", "halved", "emptied"])

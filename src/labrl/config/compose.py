@@ -94,14 +94,17 @@ def new_folder(plain: Mapping[str, Any], choices: Mapping[str, str], hydras: Seq
             content: dict[Any, Any] = {**plain, "hydra": node}
             return str(ConfigNode(content).hydra.run.dir)
         except OmegaConfBaseException as error:
-            raise _unresolved(error) from error
+            raise unresolved(error) from error
 
 
 @contextmanager
 def explained(
     overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, multirun: bool = False
 ) -> Iterator[None]:
-    """Context manager: raise Hydra's errors about `overrides` as LabrlError, as `explain` does."""
+    """Context manager: raise Hydra's errors about `overrides` as LabrlError.
+
+    multirun: whether overrides may have several values.
+    """
     try:
         yield
     except LabrlError:
@@ -109,32 +112,10 @@ def explained(
     except Exception as error:
         # Hydra's errors say less than the explanation, and would fill a notebook.
         cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
-        raise explain(error, overrides, config_dir, multirun) from cause
+        from labrl.mistakes.overrides import explain_refusal
 
-
-def explain(
-    error: Exception,
-    overrides: Sequence[str],
-    config_dir: str | os.PathLike[str] | None = None,
-    multirun: bool = False,
-) -> LabrlError:
-    """Return the error for `overrides`, which Hydra refused with `error`.
-
-    multirun: whether overrides may have several values.
-    """
-    import hydra
-
-    from labrl.mistakes.overrides import explain_refusal
-
-    with hydra_initialized(config_dir):
-        if isinstance(error, OmegaConfBaseException):  # the name of the run folder lacks a value
-            try:
-                to_plain(hydra.compose("config", list(overrides)))
-            except LabrlError as wrong:
-                return wrong
-            except Exception:  # the overrides are those of several trials
-                return explain_refusal(error, overrides, multirun)
-        return explain_refusal(error, overrides, multirun)
+        with hydra_initialized(config_dir):
+            raise explain_refusal(error, overrides, multirun) from cause
 
 
 @contextmanager
@@ -285,12 +266,12 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
-        raise _unresolved(error) from error
+        raise unresolved(error) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
-def _unresolved(error: OmegaConfBaseException) -> InputError:
+def unresolved(error: OmegaConfBaseException) -> InputError:
     """Return the error for an interpolation that cannot be resolved."""
     from labrl.mistakes.names import owners_of
 

@@ -129,7 +129,8 @@ def _mistakes(
             full = below if below in places or (one["type"] == "missing" and part == one["loc"][-1]) else full
         parent = full.rpartition(".")[0]
         own = [f"{parent}.{name}" for name in context.get(parent, ())]
-        known = [*own, *(other for other in places if other != full)]
+        # Keys beside an unknown key may be unknown too.
+        known = [*own, *(other for other in places if not other.startswith(f"{parent}."))]
         mistake = _mistake(one, full, places.get(full), known)
         # For a union, pydantic reports the errors of every member. The intended one is that whose type was
         # right, or in which validation got furthest.
@@ -155,7 +156,9 @@ def _mistake(one: Any, key: str, given: Any, known: Iterable[str]) -> InputError
     code: Code = "range" if kind.startswith(("greater", "less", "too_", "value_error")) else "type"
     code = kind if kind in get_args(Code) else "unknown-option" if kind in _NAMES else code
     names = re.findall(r"'([^']*)'", message) if kind in _NAMES else []
-    hint = did_you_mean(str(given), names, f"{key}=") or (setting if "/" in setting else "")
+    hint = did_you_mean(str(given), names, f"{key}=")
+    if not hint and isinstance(given, str) and "/" in setting:
+        hint = setting
     allowed, is_rule = re.subn(r"^(Input should|must) ", "", message)
     if isinstance(given, Mapping) or not is_rule:  # several keys of the group contradict each other
         return InputError.about(key, message, hint, code="contradiction" if kind == "value_error" else code)

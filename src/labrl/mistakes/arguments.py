@@ -9,7 +9,15 @@ from collections.abc import Sequence
 
 from labrl.config import config_folder
 from labrl.errors import Code, InputError
-from labrl.mistakes.names import VERBS, option_meant, options_of, other_commands, other_names, other_option
+from labrl.mistakes.names import (
+    VERBS,
+    option_meant,
+    options_of,
+    other_commands,
+    other_names,
+    other_option,
+    setting_of,
+)
 from labrl.mistakes.spelling import nearest
 
 FLAGS = ("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--info", "--config-dir", "--multirun")
@@ -38,13 +46,8 @@ def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> No
         key, _, value = override.lstrip("+").partition("=")
         group = key.partition("@")[0]
         if key[:1] == "~" and (config_folder() / group[1:]).is_dir():
-            raise InputError.about(
-                key,
-                "a group cannot be removed",
-                f"{group[1:]}=none or another option",
-                code="missing",
-                key=group[1:],
-            )
+            fix = setting_of(group[1:], "none")
+            raise InputError.about(key, "a group cannot be removed", fix, code="missing", key=group[1:])
         if re.search(r"(^|@)hydra\b", key.lstrip("~")) and not _HYDRAS.fullmatch(key.lstrip("~")):
             why = "of the node hydra, labrl reads only hydra.run.dir, hydra.sweep.dir, hydra/sweeper and "
             why += "hydra/launcher, with their keys"

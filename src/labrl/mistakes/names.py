@@ -137,7 +137,8 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
         if not parent:
             beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
         near = [name for name in reversed(keys) if name.endswith(f".{leaf}")][:3]
-        near = near or [beside[name] for name in nearest(leaf, beside, 3)] or nearest(key, keys, 3)
+        near = near or [beside[name] for name in nearest(leaf, beside, 3)]
+        near = near or nearest(key, () if parent in keys else keys, 3)
         node = "hydra" if key.startswith("hydra.") else "job"
         fix = f"{suggested(near)} To see every key, type labrl --cfg {node}"
     return InputError.about(key, "no such key", fix, code="unknown-key")

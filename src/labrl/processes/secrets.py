@@ -60,7 +60,7 @@ _items = re.compile(
     rf"""(?P<head>[{{,]\s*{_name}\s?:\s?)(?P<value>(?:{_interpolation}|[^'"{{}},])+)""", re.IGNORECASE
 ).sub
 _reference = re.compile(rf"(?:{_interpolation})+|<\w+>").fullmatch
-_override = re.compile(r"[+~]*([\w./-]+)=(.*)").fullmatch
+_override = re.compile(r"[+~]*([\w./-]+)=(?!\*\*\*)(.*)").fullmatch  # no message about a masked one
 
 
 @functools.lru_cache(4096)

@@ -158,7 +158,7 @@ class CheckpointStore:
     def best(self) -> Checkpoint | None:
         """Load the checkpoint with the best evaluation score; None if there is none. Raises the errors of
         `latest`."""
-        named = dict.fromkeys(facts.get("best") for facts in map(_claims, self._newest_first()))
+        named = dict.fromkeys(facts.get("best") for facts in map(_read_manifest, self._newest_first()))
         return self._first_whole([self.path_of(frame) for frame in named if frame is not None])
 
     def at(self, frame: int) -> Checkpoint | None:
@@ -167,7 +167,7 @@ class CheckpointStore:
 
     def best_frame(self) -> int | None:
         """Return the frame of the best checkpoint, or None if there is none."""
-        found = (facts for facts in map(_claims, self._newest_first()) if facts)
+        found = (facts for facts in map(_read_manifest, self._newest_first()) if facts)
         return next(found, {}).get("best")
 
     def load(self, path: Path) -> Checkpoint:
@@ -226,7 +226,7 @@ class CheckpointStore:
         On the same disk, files are linked and take no additional space. Raises OSError if the checkpoint does
         not exist.
         """
-        best = _claims(self.path_of(frame)).get("best")
+        best = _read_manifest(self.path_of(frame)).get("best")
         for copied in {frame, frame if best is None else best}:
             source, copy = self.path_of(copied), CheckpointStore(target, 1).path_of(copied)
             copy.mkdir(parents=True)
@@ -284,7 +284,7 @@ class CheckpointStore:
     def _rotate(self, owed: int | None) -> None:
         """Remove the checkpoints that are neither `owed`, nor among the `keep_last` newest or kept ones, nor
         the best by the frame of one of these."""
-        facts = {frame: _claims(self.path_of(frame)) for frame in self.frames()}
+        facts = {frame: _read_manifest(self.path_of(frame)) for frame in self.frames()}
         stay = [*facts][: self.keep_last] + [frame for frame in facts if facts[frame].get("keep")]
         needed = {owed, *stay, *(facts[frame].get("best") for frame in stay)}
         for frame in facts:
@@ -327,20 +327,11 @@ def _checksum(manifest: dict[str, Any]) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint. Raises OSError if it is missing or damaged."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-    except ValueError:
-        manifest = None
-    if not isinstance(manifest, dict) or manifest.get("checksum") != _checksum(manifest):
-        raise OSError(f"{MANIFEST} is damaged")
-    return manifest
-
-
-def _claims(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint; an empty dict if it is missing or damaged."""
-    with suppress(OSError):
-        return _read_manifest(path)
+    with suppress(OSError, ValueError):
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if isinstance(manifest, dict) and manifest.get("checksum") == _checksum(manifest):
+            return manifest
     return {}
 
 
@@ -348,7 +339,8 @@ def _check(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint, after checking its format and the checksum of the state. Raises
     DamagedFileError, or InputError for another format."""
     try:
-        manifest = _read_manifest(path)
+        if not (manifest := _read_manifest(path)):
+            raise OSError(f"{MANIFEST} is missing or damaged")
         check_format(path, manifest["format_version"], FORMAT_VERSION)
         with open(path / STATE, "rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()

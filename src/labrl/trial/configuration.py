@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import compose, explain, naming_file, prepare, resolve, to_plain
+from labrl.config.compose import compose, naming_file, prepare, resolve, to_plain, unresolved
 from labrl.config.edit import edit
 from labrl.config.keys import is_hydras, key_of, override_of, split_override, walk
 from labrl.errors import InputError
@@ -48,7 +48,7 @@ def compose_run(
     try:
         return configure(cfg, origin), cfg.hydra.run.dir
     except OmegaConfBaseException as error:  # of the name of the run folder
-        raise explain(error, overrides, config_dir) from error
+        raise unresolved(error) from error
 
 
 def configure(cfg: DictConfig | Mapping[str, Any], origin: Origin) -> Configuration:

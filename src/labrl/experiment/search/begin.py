@@ -97,6 +97,7 @@ def search(
         }
         folder_of = partial(trial_folder, copy.deepcopy(cfg))
         queue = SearchQueue(study, experiment, folder_of, need, asked)
+        _check_first(queue)
         if exists:  # with its edits, so that the next resume knows them
             experiment.resumed(trials.typed, earlier.edits if earlier else [], **facts)
         else:
@@ -122,16 +123,26 @@ def settings_of(config: DictConfig) -> Settings:
 
 def check_space(space: Space) -> TrialConfig:
     """Return the configuration without searched values. Raises InputError if it is wrong, and for a searched
-    key, option or value that is wrong by itself. A contradiction of several values is left to a trial."""
-    some = space.some()
-    try:
-        resolve(space.compose(some))
-    except InputError as error:
-        if error.code != "contradiction":
-            raise
-    config = resolve(space.compose({key: value for key, value in some.items() if key.startswith("+")}))
+    key or option that does not exist."""
+    first = space.first()
+    space.compose(first)
+    config = resolve(space.compose({key: value for key, value in first.items() if key.startswith("+")}))
     check(config)
     return config
+
+
+def _check_first(queue: SearchQueue) -> None:
+    """Ask for the first trial of a new study. Raises InputError if one of its values is wrong by itself. A
+    contradiction of several values is left to the trial."""
+    if queue.study.trials() or not queue.ask():
+        return
+    trial, _ = queue.left[0]
+    try:
+        resolve(queue.study.space.compose(trial.facts["params"]))
+    except InputError as error:
+        if error.code != "contradiction":
+            queue.study.fail(trial.number, str(error))
+            raise
 
 
 def check_ready(space: Space) -> None:

@@ -76,7 +76,7 @@ class SearchQueue(RetryingQueue):
             waits = True
             time.sleep(RECORD_SECONDS)
             self.tick(())
-            if self._ask():
+            if self.ask():
                 run_queue(self, launcher, self.interruption)
         self.record()
 
@@ -86,7 +86,7 @@ class SearchQueue(RetryingQueue):
 
     def next(self, has_room: Callable[[Need], bool]) -> tuple[TrialRecord, Need] | None:
         """Return a trial to continue after its process died, or the next trial, if there is room."""
-        if self.gave_up or not has_room(self.need) or not (self.left or self._ask()):
+        if self.gave_up or not has_room(self.need) or not (self.left or self.ask()):
             return None
         return self.left.pop(0)
 
@@ -156,7 +156,7 @@ class SearchQueue(RetryingQueue):
         """Return all overrides of a trial with the values `params`."""
         return [*OF_A_TRIAL, *self.study.space.overrides(params), f"seed={seed}"]
 
-    def _ask(self) -> bool:
+    def ask(self) -> bool:
         """Ask the study for the next trial. Return whether there is one."""
         if (trial := self.study.ask()) is None:
             return False

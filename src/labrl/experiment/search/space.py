@@ -103,19 +103,17 @@ class Space:
         """Return the distributions by key as plain data, equal for equal spaces."""
         return {key: json.loads(distribution_to_json(one)) for key, one in self.distributions.items()}
 
-    def some(self) -> dict[str, Any]:
-        """Return a value of each key: the first choice, or the middle of the range."""
+    def first(self) -> dict[str, Any]:
+        """Return the first choice or the lower end of the range of each key."""
         return {
-            key: one.choices[0]
-            if isinstance(one, CategoricalDistribution)
-            else one.to_external_repr((one.low + one.high) / 2)
+            key: one.choices[0] if isinstance(one, CategoricalDistribution) else one.low
             for key, one in self.distributions.items()
         }
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
         """Return the overrides of the trial with the values `params`. A searched group without a value in
         `params` has its first option."""
-        groups = {key: value for key, value in self.some().items() if "." not in key}
+        groups = {key: value for key, value in self.first().items() if "." not in key}
         values = [f"{key}={_as_override(value)}" for key, value in {**groups, **params}.items()]
         overrides = [*self.fixed, *values]
         typed = set(map(key_of, overrides))
