@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import signal
 import sys
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from labrl.analysis.formats import duration
 from labrl.errors import FAILED, TERMINATED, InputError, LabrlError
 from labrl.experiment.earlier import Earlier, replaced, swept_keys
 from labrl.experiment.grid import Planned, plan_again, plan_grid, plan_more
@@ -99,7 +97,6 @@ class Grid(Queue):
         finished. plan_more: function that plans further trials after all have ended; None: there are none."""
         super().__init__(folder.path, left)
         self.folder, self._plan_more = folder, plan_more
-        self._since, self._ended = time.monotonic(), 0  # for the pace of the trials of a stage
         self._set(trials)
         remaining = {trial.number for trial, _ in self.left}
         self.over = {number: one for number, one in self.trials.items() if number not in remaining}
@@ -134,7 +131,6 @@ class Grid(Queue):
     def ended(self, trial: TrialRecord, need: Need, died: bool) -> None:
         """Record and print how a trial ended. If its process died, also record it in the run folder."""
         super().ended(trial, need, died)
-        self._ended += 1
         path = self.path_of(trial)
         done = sum(other.status not in ("waiting", "running") for other in self.trials.values())
         told = f"{said_of(trial, self.trials.values(), path)} ({done} of {len(self.trials)})"
@@ -152,18 +148,13 @@ class Grid(Queue):
         self.trials, self._own = {trial.number: trial for trial in trials}, own_texts(trials)
 
     def _add(self, trials: list[TrialRecord], left: list[tuple[TrialRecord, Need]]) -> None:
-        """Add the trials of the next stage of a comparison, if any, and say how long they will take."""
+        """Add the trials of the next stage of a comparison, if any."""
         if not left:
             return
         self.folder.replace_trials(trials)
         self._set(trials)
         self.left = left
-        told = f"{len(self.left)} more trials"
-        if self._ended:
-            pace = (time.monotonic() - self._since) / self._ended
-            told += f", about {duration(pace * len(self.left))} at the pace of the last stage"
-        say(told)
-        self._since, self._ended = time.monotonic(), 0
+        say(f"{len(self.left)} more trials")
         if reporting.wants_report(self.folder.path):
             reporting.make_report(self.folder.path)
 
