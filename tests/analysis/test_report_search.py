@@ -201,16 +201,6 @@ def test_equal_values_rank_nothing(confirmed: bool) -> None:
     assert not re.search(r"trial \d", text, re.IGNORECASE), "no trial is better than another"
 
 
-def test_verdict_counts_trials_with_the_same_best_value() -> None:
-    facts = info()
-    complete = [one for one in facts["trials"] if one["state"] == "complete"]
-    for one in complete[:3]:
-        one["values"] = [500.0]
-    search = read_search(facts)
-    assert search is not None
-    assert "by 3 of" in " ".join(verdict(search))
-
-
 def verdict_of(page: ReportPage) -> str:
     """Return the verdict at the top of a report."""
     (found,) = re.findall(r'<p class="verdict">(.*?)</p>', page.source, re.DOTALL)

@@ -161,7 +161,6 @@ def test_recipe_is_the_best_trial_unless_all_values_are_equal(env: str, tmp_path
     assert main(["-m", "hydra/sweeper=optuna", "hydra.launcher.n_jobs=1", *command]) == 0
     info = json.loads((home / "experiment.json").read_text())
     recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())
-    assert all(len(trial["intermediate"]) >= 9 for trial in info["trials"]), "a budget has ten evaluations"
     best, values = info["search"]["best"], [trial["values"] for trial in info["trials"]]
     if env == "mountain_car":
         assert values == [[-200.0]] * 2
@@ -170,6 +169,7 @@ def test_recipe_is_the_best_trial_unless_all_values_are_equal(env: str, tmp_path
     else:
         assert values[best["trial"]] == max(values) == [best["searched"]]
         assert recipe["agent"]["lr"] == info["trials"][best["trial"]]["params"]["agent.lr"]
+        assert len(info["trials"][best["trial"]]["intermediate"]) >= 9, "a small budget has ten evaluations"
 
 
 def test_best_run_is_of_the_default_if_the_fresh_seeds_recommend_it_or_else_of_their_best_trial(

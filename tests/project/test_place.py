@@ -17,7 +17,7 @@ import pytest
 
 import labrl.cli
 from labrl.dashboards.sender import has_login
-from labrl.experiment.search.storage import open_storage, own_url
+from labrl.experiment.search.study import open_storage, own_url
 from labrl.processes.startup import name_user_and_home
 from labrl.run.experiment import STUDY_FILE
 

@@ -217,11 +217,9 @@ def verdict(search: SearchResult) -> Iterator[str]:
             "(env.max_frame) is probably too small, unless this is the best possible value. Keep the default."
         )
         return
-    tied = sum(one.value == first.value for one in ranked)
     luck = (
-        f"Trial {first.number} has the best value of the search, {number(first.value)}, the "
-        f"{'highest' if search.maximize else 'lowest'} of {len(search.valued)} trials"
-        f"{f', reached by {tied} of them,' * (tied > 1)} and therefore partly luck."
+        f"Trial {first.number} has the best value of the search, {number(first.value)}, "
+        f"which is partly luck because it is the best of {len(search.valued)} trials."
     )
     if winner is None:
         yield f"{luck} It has no {objective} on fresh seeds."
@@ -260,9 +258,9 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
         "interval": f"95 %: {METHODS}",
         "confirmed": [
             {
-                **{name: getattr(one, name) for name in ("trial", "name", "mean", "searched", "pruned")},
+                **{"trial": one.trial, "name": one.name, "mean": one.mean},
+                **{"searched": one.searched, "pruned": one.pruned, "seeds": len(one.values)},
                 **dict(zip(("low", "high"), one.estimate[1:] if one.estimate else (None, None), strict=True)),
-                "seeds": len(one.values),
             }
             for one in search.confirmed
         ],
@@ -288,26 +286,23 @@ def runs_of(one: Confirmed, path: Path) -> list[Run]:
     return found
 
 
-def distributions(search: SearchResult) -> dict[str, Any]:
-    """Return Optuna's distribution of each searched key."""
-    from optuna.distributions import json_to_distribution
-
-    return {key: json_to_distribution(json.dumps(one)) for key, one in search.facts["space"].items()}
-
-
 def importances(search: SearchResult) -> dict[str, float]:
     """Return the importance of each key for being among the best trials (PED-ANOVA, Watanabe et al., 2023).
 
     Importances sum to 1, and the largest comes first; there is none if there are too few trials. A pruned
     trial counts with its last reported value.
     """
-    space = distributions(search)
-    trials = [trial for trial in search.valued if trial.params.keys() >= space.keys()]
+    keys = search.facts["space"].keys()
+    trials = [trial for trial in search.valued if trial.params.keys() >= keys]
     if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:
         return {}
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space = {
+        key: optuna.distributions.json_to_distribution(json.dumps(one))
+        for key, one in search.facts["space"].items()
+    }
     study = optuna.create_study(direction="maximize" if search.maximize else "minimize")
     study.add_trials(
         optuna.trial.create_trial(

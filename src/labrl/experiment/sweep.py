@@ -6,10 +6,9 @@ import dataclasses
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -22,12 +21,12 @@ from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Queue, exit_code_of, returns_of, run_queue
 from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
 from labrl.experiment.summary import how_to_resume_experiment, own_texts, print_experiment, said_of
-from labrl.experiment.trials import Trials
-from labrl.processes.signals import Stopped, signals_raise
-from labrl.run.experiment import Experiment, ExperimentKind, TrialRecord, discard_refused
+from labrl.experiment.trials import Trials, held
+from labrl.processes.signals import Stopped
+from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.folder import Status, place
 from labrl.run.provenance import describe_code
-from labrl.run.run import MARKER, Run
+from labrl.run.run import Run
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say
@@ -84,39 +83,6 @@ def sweep_grid(
         else:
             say(f"{len(grid.left)} trial{'' if len(grid.left) == 1 else 's'} in {path}")
         return path, grid.run(launcher)
-
-
-@contextmanager
-def held(
-    path: Path, kind: ExperimentKind, exists: bool, records: Sequence[TrialRecord] = (), **facts: Any
-) -> Iterator[Experiment]:
-    """Context manager: lock the folder of an experiment.
-
-    exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed
-    again if a LabrlError ends it before a trial has started. Any other early end is recorded as the status of
-    the experiment: a failure, or an interruption with a note on how to resume. Raises BusyFolderError if the
-    folder is in use.
-    """
-    before = {one.name for one in path.iterdir()} if path.is_dir() else None
-    folder = Experiment.open(path) if exists else None
-    folder = folder or Experiment.begin(path, kind, records, **facts)
-    with folder.lock():
-        try:
-            with signals_raise():
-                yield folder
-        except LabrlError:
-            if not exists and not any(path.glob(f"*/{MARKER}")):
-                discard_refused(path, before)
-            elif folder.recorded_status == "running":
-                folder.set_status("interrupted")
-            raise
-        except KeyboardInterrupt as stop:
-            folder.set_status("interrupted")
-            stop.add_note(f"to resume: {how_to_resume_experiment(path)}")
-            raise
-        except BaseException:
-            folder.set_status("failed")
-            raise
 
 
 class Grid(Queue):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,7 @@ from labrl.config.presets import choices_of
 from labrl.envs.games import check_environment
 from labrl.errors import LabrlError, answer_to, described
 from labrl.experiment.scheduler import end_failed, read_end
+from labrl.experiment.summary import how_to_resume_experiment
 from labrl.processes.output import (
     INDENT,
     labeled_output,
@@ -26,10 +28,18 @@ from labrl.processes.output import (
 )
 from labrl.processes.script import refuse_main
 from labrl.processes.secrets import redact
-from labrl.run.experiment import CONFIRMING, TRIAL_LOG, TrialRecord
+from labrl.processes.signals import signals_raise
+from labrl.run.experiment import (
+    CONFIRMING,
+    TRIAL_LOG,
+    Experiment,
+    ExperimentKind,
+    TrialRecord,
+    discard_refused,
+)
 from labrl.run.find import is_run
 from labrl.run.provenance import Origin
-from labrl.run.run import Run
+from labrl.run.run import MARKER, Run
 from labrl.run.session_log import print_warnings
 from labrl.run.signature import Trust, trusting
 from labrl.session.callbacks.display import SHOWN_ABOVE
@@ -177,3 +187,36 @@ def trial_folder(config: DictConfig, number: int) -> str:
     """Return the folder of a trial, relative to that of its experiment. config: its configuration with the
     node `hydra`."""
     return f"{number}_{choices_of(config.hydra)['agent']}_{slug(config.env.name)}"
+
+
+@contextmanager
+def held(
+    path: Path, kind: ExperimentKind, exists: bool, records: Sequence[TrialRecord] = (), **facts: Any
+) -> Iterator[Experiment]:
+    """Context manager: lock the folder of an experiment.
+
+    exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed
+    again if a LabrlError ends it before a trial has started. Any other early end is recorded as the status of
+    the experiment: a failure, or an interruption with a note on how to resume. Raises BusyFolderError if the
+    folder is in use.
+    """
+    before = {one.name for one in path.iterdir()} if path.is_dir() else None
+    folder = Experiment.open(path) if exists else None
+    folder = folder or Experiment.begin(path, kind, records, **facts)
+    with folder.lock():
+        try:
+            with signals_raise():
+                yield folder
+        except LabrlError:
+            if not exists and not any(path.glob(f"*/{MARKER}")):
+                discard_refused(path, before)
+            elif folder.recorded_status == "running":
+                folder.set_status("interrupted")
+            raise
+        except KeyboardInterrupt as stop:
+            folder.set_status("interrupted")
+            stop.add_note(f"to resume: {how_to_resume_experiment(path)}")
+            raise
+        except BaseException:
+            folder.set_status("failed")
+            raise

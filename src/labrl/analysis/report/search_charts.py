@@ -11,7 +11,7 @@ import numpy as np
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colors import BLUE, GRAY, GREEN, VERMILLION, Style
 from labrl.analysis.formats import number
-from labrl.analysis.search_result import SearchResult, SearchTrial, State, distributions, importances
+from labrl.analysis.search_result import SearchResult, SearchTrial, State, importances
 
 MOST_LINES = 200
 """Largest number of trials in parallel coordinates; if there are more, the best are shown."""
@@ -29,12 +29,11 @@ MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
 
 def search_content(search: SearchResult) -> dict[str, Any]:
     """Return the charts of a search by name, and the importance of each key."""
-    space = distributions(search)
     return {
         "history": _history(search),
         "importances": importances(search),
-        "parallel": _parallel(search, space),
-        "slices": [_slice(search, key, one) for key, one in space.items()],
+        "parallel": _parallel(search),
+        "slices": [_slice(search, key) for key in search.facts["space"]],
     }
 
 
@@ -46,7 +45,7 @@ def _points(
     name, color, mark = MARKS[state]
     labels = []
     for one in trials:
-        failure = f" failed: {one.error}" if one.state == "fail" else ""
+        failure = f" failed: {one.error}" * (one.state == "fail")
         values = [f"{key}={number(v) if isinstance(v, float) else v}" for key, v in one.params.items()]
         labels.append(f"trial {one.number}{failure}: {', '.join(values)}")
     views = {axis: View(places, heights)}
@@ -76,34 +75,35 @@ def _history(search: SearchResult) -> Chart:
         last = max(trial.number for trial in search.trials)
         view = View([*(trial.number for trial in sequence), last], [*best, best[-1]])
         lines.append(Line("search-best", "best so far", Style(GREEN), {"trial": view}, step=True))
-    axes = {"trial": Axis("trial", whole=True)}
-    return Chart("Value of each trial", axes, lines, search.objective, tall=True)
+    axis = Axis("trial", whole=True)
+    return Chart("Value of each trial", {"trial": axis}, lines, search.objective, tall=True)
 
 
-def _place(one: Any, value: Any) -> float:
+def _place(one: Mapping[str, Any], value: Any) -> float:
     """Return the position of `value` on the axis of a key: the number, its logarithm to base 10, or the index
-    of a choice. one: Optuna's distribution of the key."""
-    if choices := getattr(one, "choices", ()):
+    of a choice. one: attributes of Optuna's distribution of the key."""
+    if choices := one.get("choices"):
         return float(choices.index(value)) if value in choices else math.nan
-    return math.log10(value) if one.log else float(value)
+    return math.log10(value) if one["log"] else float(value)
 
 
-def _share(one: Any, value: Any) -> float:
+def _share(one: Mapping[str, Any], value: Any) -> float:
     """Return the position of `value` as a fraction of the range, 0 to 1; one half for a single value."""
-    choices = getattr(one, "choices", None)
-    ends = (choices[0], choices[-1]) if choices else (one.low, one.high)
+    choices = one.get("choices")
+    ends = (choices[0], choices[-1]) if choices else (one["low"], one["high"])
     low, high = (_place(one, end) for end in ends)
     return (_place(one, value) - low) / (high - low) if low != high else 0.5
 
 
-def _parallel(search: SearchResult, space: Mapping[str, Any]) -> Chart:
+def _parallel(search: SearchResult) -> Chart:
     """Return the chart in which each trial is a line through its values, with the best trials in color."""
-    ranked = search.ranked()
+    ranked, space = search.ranked(), search.facts["space"]
     top = ranked[: max(1, math.ceil(TOP_SHARE * len(ranked)))]
     lines = []
     for trial in reversed([*ranked, *search.of_state("pruned")][:MOST_LINES]):
         shares = [
-            _share(one, trial.params[key]) if key in trial.params else math.nan for key, one in space.items()
+            _share(one["attributes"], trial.params[key]) if key in trial.params else math.nan
+            for key, one in space.items()
         ]
         name = f"trial {trial.number}: {number(trial.value)}"
         views = {"key": View(range(len(shares)), shares)}
@@ -117,14 +117,15 @@ def _parallel(search: SearchResult, space: Mapping[str, Any]) -> Chart:
     return Chart(title, {"key": axis}, lines, unit, tall=True, fixed_y=(0, 1))
 
 
-def _slice(search: SearchResult, key: str, one: Any) -> Chart:
-    """Return the chart of the values over those of one key. one: Optuna's distribution of the key."""
+def _slice(search: SearchResult, key: str) -> Chart:
+    """Return the chart of the values over those of one key."""
     lines = []
     states: tuple[State, ...] = ("complete", "pruned")
+    name, one = (search.facts["space"][key][part] for part in ("name", "attributes"))
     for state in states:
         trials = [trial for trial in search.of_state(state) if key in trial.params]
         places = [_place(one, trial.params[key]) for trial in trials]
         lines.append(_points(trials, state, "place", places, _values(trials)))
-    log, whole = getattr(one, "log", False), type(one).__name__ == "IntDistribution"
-    axis = Axis(key, [*map(str, getattr(one, "choices", ()))], log=log, whole=whole and not log)
+    log, choices = bool(one.get("log")), [*map(str, one.get("choices", ()))]
+    axis = Axis(key, choices, log=log, whole=name == "IntDistribution" and not log)
     return Chart(key, {"place": axis}, lines, search.objective)

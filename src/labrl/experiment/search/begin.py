@@ -31,8 +31,7 @@ from labrl.experiment.search.queue import SearchQueue
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.study import MACHINE, OWN_STUDY, Study
 from labrl.experiment.summary import how_to_resume_experiment
-from labrl.experiment.sweep import held
-from labrl.experiment.trials import Trials, trial_folder
+from labrl.experiment.trials import Trials, held, trial_folder
 from labrl.processes.secrets import redact
 from labrl.run.experiment import Experiment
 from labrl.run.folder import place

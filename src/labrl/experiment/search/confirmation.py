@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from optuna.trial import TrialState
 
-from labrl.analysis.formats import number
 from labrl.analysis.search_result import SearchResult, read_search, summary, verdict
 from labrl.errors import DONE, FAILED
 from labrl.experiment.launcher import TrialLauncher
@@ -157,8 +156,6 @@ def _tell_best(queue: SearchQueue, found: SearchResult, told: dict[str, Any]) ->
     sentences = list(verdict(found))
     for line in sentences:
         say(line)
-    for one in found.confirmed:
-        say(f"  {one.name}: {', '.join(map(number, one.values)) or 'failed'}")
     trial: int | None
     trial, params, searched = first.number, first.params, first.value
     if best is not None:

@@ -19,18 +19,9 @@ from labrl.experiment.scheduler import RetryingQueue, run_queue
 from labrl.experiment.search.options import SearchConfig
 from labrl.experiment.search.study import HEARTBEAT, MACHINE, SILENT, Study, error_of
 from labrl.run.experiment import Experiment, TrialRecord
-from labrl.run.folder import Status
 from labrl.session.callbacks.pruning import Answers
 from labrl.session.interruption import Interruption
 from labrl.trial.summary import say
-
-STATUS: dict[TrialState, Status] = {
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "waiting",
-    TrialState.COMPLETE: "finished",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
 """Overrides of every trial of a search, unless the command line sets the key. Reports and videos of many
@@ -114,7 +105,7 @@ class SearchQueue(RetryingQueue):
 
     def states(self, running: Collection[Any]) -> Counter[str]:
         """Return the number of trials in each state, including those of other machines."""
-        states = Counter[str](STATUS[trial.state] for trial in self.study.trials())
+        states = Counter[str](_status(trial) for trial in self.study.trials())
         states["waiting"] = max(self.study.total - states.total() + states["waiting"], 0)
         return states
 
@@ -132,7 +123,7 @@ class SearchQueue(RetryingQueue):
 
     def record_of(self, trial: FrozenTrial) -> TrialRecord:
         """Return the entry of a trial for `experiment.json`."""
-        own, status = self.study.is_own(trial), STATUS[trial.state]
+        own, status = self.study.is_own(trial), _status(trial)
         if status == "running" and own and self.interruption.requested:
             status = "interrupted"
         _, _, home = trial.user_attrs.get(MACHINE, "").partition(":")
@@ -184,6 +175,12 @@ class SearchQueue(RetryingQueue):
                 f"{failed} of {self.study.total} trials have failed, more than "
                 f"search.max_failure_rate={self.options.max_failure_rate:g} allows, so the search stops"
             )
+
+
+def _status(trial: FrozenTrial) -> Any:
+    """Return the state of a trial in the words of `experiment.json`."""
+    state = trial.state.name.lower()
+    return {"complete": "finished", "fail": "failed"}.get(state, state)
 
 
 def values_text(params: Mapping[str, Any]) -> str:
