@@ -176,6 +176,7 @@ def wrapped(*names: str, **settings: Any) -> list[str]:
     [
         ([], ["info['action_mask'] is used"]),
         (["+env.make.style=dict"], ["observation['action_mask'] is used"]),
+        (wrapped("Lookalike"), ["none are used", "action_masks()"]),
         (wrapped("Lookalike", "Masked"), ["info['action_mask'] is used"]),
         (["env.action_mask=false", *wrapped("Lookalike")], []),
     ],

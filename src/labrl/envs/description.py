@@ -46,12 +46,16 @@ class Description:
     action_space: Space[Any]
     masked: bool
     """Whether environments provide action masks."""
+    has_method: bool
+    """Whether environments have the method `action_masks` of Stable-Baselines3's contributions."""
     repeats: Repeats
 
     def describe_masks(self) -> str:
-        """Return a line on the masks that a run uses; empty if there are none."""
+        """Return a line on the masks that a run uses, or on a method that it ignores; empty without masks."""
         if not self.masked:
-            return ""
+            unused = "action masks: none are used, because labrl does not call action_masks(): return "
+            unused += f"info[{KEY!r}] from reset() and step(), for example in a wrapper (env.wrappers)"
+            return unused if self.has_method and choices(self.action_space) else ""
         carried = carries_mask(self.observation_space, self.action_space)
         source = f"observation[{KEY!r}]" if carried else f"info[{KEY!r}]"
         return f"action masks: {source} is used (env.action_mask=false ignores it)"
@@ -101,6 +105,7 @@ class _Look:
                 observation_space=self._space,
                 action_space=self._action_space,
                 masked=self._masked,
+                has_method=self._asks_masks and env.has_wrapper_attr("action_masks"),
                 repeats=repeats,
             )
 
