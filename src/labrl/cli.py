@@ -210,7 +210,7 @@ def report(argv: Sequence[str] | None = None) -> int:
     by = "key to group by, such as agent.lr; by default, runs that differ only in the seed form a group"
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
     form = "print only the table, in this format"
-    parser.add_argument("--format", choices=("md", "csv", "json"), help=form)
+    parser.add_argument("--format", choices=("csv", "json"), help=form)
     same = "print the data of the report as JSON, as --format json does"
     parser.add_argument("--json", dest="format", action="store_const", const="json", help=same)
     stages = "print only which groups are better, tested in stages of five seeds, and how many more seeds "

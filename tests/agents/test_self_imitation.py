@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import Noise, memories, play
-from on_policy_cases import DISCRETE, VECTOR, Recorded, build, config_of, network_of, noise
-from refusals import refused
+from on_policy_cases import DISCRETE, VECTOR, Recorded, build, network_of, noise
 
 from labrl.agents.parts.self_imitation import imitation_losses
 from labrl.memory.prioritized import PrioritizedReplay
@@ -149,16 +148,6 @@ def test_stacked_images_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     play(agent, clock, Noise(space, 4), 12)
     sample = made[0].sample(4, 0)
     assert sample.observation.shape == (4, 2, 40, 40)
-
-
-def test_replay_buffer_in_files_is_refused() -> None:
-    with refused(None, "agent.self_imitation", "agent.self_imitation.memory.storage=ram"):
-        config_of("sil_ppo", "agent.self_imitation.memory.storage=mmap")
-
-
-def test_replay_buffer_smaller_than_a_minibatch_is_refused() -> None:
-    with refused(None, "agent.self_imitation", "memory.capacity=100", "batch_size=512"):
-        config_of("sil_ppo", "agent.self_imitation.memory.capacity=100")
 
 
 class FirstActions(Noise):

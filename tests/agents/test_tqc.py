@@ -6,12 +6,11 @@ import copy
 
 import pytest
 import torch
-from refusals import refused
 from replay_actor_critic_cases import BOX, adam, assert_same, build, config_of, disturb, gaussian, made_up
 from torch import Tensor
 
 from labrl.agents.tqc import quantile_losses, smallest_atoms
-from labrl.config.compose import compose, resolve
+from labrl.config.compose import compose
 
 LR, TAU = 1e-2, 0.05
 SMALL = (f"agent.lr={LR}", f"agent.target.tau={TAU}", "agent.critics=3", "agent.quantiles=4")
@@ -112,11 +111,6 @@ def test_reported_loss_is_right_at_values_of_30000() -> None:
         quantiles = nets["critics"](batch.observation, batch.action)
         expected = paper_loss(quantiles.double(), goal, batch.weight.double())
     assert agent.metrics()["loss_critic"] == pytest.approx(float(expected), rel=0.02)
-
-
-def test_dropping_all_quantiles_is_refused() -> None:
-    with refused("contradiction", "agent", "dropped=25"):
-        resolve(compose(["agent=tqc", "env=pendulum", "agent.dropped=25"]))
 
 
 def test_presets_have_the_values_of_the_paper() -> None:

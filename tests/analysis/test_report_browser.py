@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from playwright.sync_api import Browser, Locator, Page
 from report_cases import write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
-from labrl.analysis.report.build import build, build_comparison
+from labrl.analysis.report.build import build
 from labrl.run.atomic import write_json
-from labrl.run.find import find_runs
 from labrl.run.run import Run
 
 pytestmark = pytest.mark.extended
@@ -64,21 +62,6 @@ def colored(figure: Locator) -> tuple[int, int]:
     pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
     has_color = np.ptp(pixels, axis=2) > 25
     return int(has_color.any(axis=1).sum()), int(has_color.any(axis=0).sum())
-
-
-def test_tables_of_groups_with_long_names_fit_a_wide_window(browser: Browser, tmp_path: Path) -> None:
-    for place, (kind, entropy) in enumerate(
-        itertools.product(["linear", "cosine", "exponential"], [1e-3, 0.01])
-    ):
-        schedule = {"kind": kind, "start": 1e-3, "end": 1e-5, "horizon": 10**7, "warmup": 1000}
-        keys = {"agent__lr": schedule, "agent__entropy_coef": entropy}
-        write_long_run(tmp_path / str(place), 3, 30, 20.0 + place, place, **keys)
-    page = build_comparison(find_runs([tmp_path]), tmp_path).path
-    with opened(browser, page) as window:
-        tables = window.page.locator(".scroll")
-        sizes = tables.evaluate_all("all => all.map(one => [one.scrollWidth, one.clientWidth])")
-        assert len(sizes) >= 4
-        assert [content for content, room in sizes if content > room] == []
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])

@@ -30,7 +30,7 @@ from labrl.trial.create import check
 
 CONFIGS = config_folder()
 # The tasks of MuJoCo share their presets, so one stands for all; test_mujoco.py covers each.
-_MUJOCO = {file.stem for file in (CONFIGS / "env").glob("*.yaml") if "[mujoco]" in file.read_text()}
+_MUJOCO = {file.stem for file in (CONFIGS / "env").glob("*.yaml") if "extra mujoco" in file.read_text()}
 BASES = {"atari", "gymnasium", "mujoco"}
 ENVS = sorted({f.stem for f in (CONFIGS / "env").glob("*.yaml")} - BASES - _MUJOCO | {"hopper"})
 CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous", "hopper")

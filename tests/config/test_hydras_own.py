@@ -42,7 +42,6 @@ def test_glob_sweeps_over_the_options_of_a_group(capsys: pytest.CaptureFixture[s
         ("job", "agent.lr=-1", "agent.lr", "seed: null"),
         ("job", "agent.batch_size=100", "agent.batch_size", "seed: null"),
         ("job", "+agent.foo=1", "agent.foo", "seed: null"),
-        ("job", "~agent/network", "agent.network.torso", "seed: null"),
         ("job", "start_from.partial=true", "start_from.partial", "seed: null"),
         ("job", "agent.lr=${nonesuch}", "agent.lr", "seed: null"),
         ("job --resolve", "env=gymnasium", "env.id", "seed: null"),

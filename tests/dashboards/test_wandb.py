@@ -179,29 +179,6 @@ def test_videos_are_media_that_the_page_plays(tmp_path: Path) -> None:
         assert (log.parent / "files" / row[f"videos/{name}/path"]).read_bytes() == b"video"
 
 
-def test_log_that_was_not_synced_is_rewritten_by_a_resume(tmp_path: Path) -> None:
-    """The user syncs one log with `wandb sync`, which an incomplete log would stop."""
-    trial = Trial(tmp_path / "run")
-    first = trial.send_to_wandb()
-    trial.play(100, 200, 300)
-    trial.save(200)
-    first.update()
-    kill(first)
-    (incomplete,) = logs(trial.session.path)
-    incomplete.write_bytes(incomplete.read_bytes()[:-20])
-    trial.go_back(200)
-
-    second = trial.send_to_wandb()
-    trial.play(300, 400)
-    trial.save(400)
-    trial.end()
-    finish(second)
-    assert trial.steps == [[100, 200, 300, 400]]
-    (log,) = logs(trial.session.path)
-    assert log.stem == incomplete.stem, "the new log has another run id"
-    assert by_frame(read_log(log).rows) == tables(trial.session.path)
-
-
 def test_resume_after_a_sync_writes_only_later_rows(tmp_path: Path) -> None:
     """W&B appends the rows of a second log with the same run id to those of the first."""
     trial = Trial(tmp_path / "run")

@@ -258,7 +258,6 @@ def test_environment_gets_actions_of_its_declared_dtype(vectorization: str) -> N
         (gymnasium_env("../x"), "unknown-option", "env.id", ["env.id=../x"]),
         (gymnasium_env("a:b:c"), "environment", "env.id", ["env.id=a:b:c"]),
         (own_env(dict), "target", "env.make._target_", ["builtins.dict"]),
-        (own_env(Walk, id="CartPole-v1"), "contradiction", "env.id", ["env.make={_target_: "]),
     ],
 )
 def test_wrong_environment_is_refused_with_its_key(

@@ -22,7 +22,7 @@ from labrl.learning.optimizers import (
     TorchOptimizerConfig,
 )
 
-OPTIONS_KEY = "agent.optimizer.options"
+OPTIMIZER = "agent.optimizer"
 OPTIONS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
     "AdamW": {"weight_decay": 0.1},
@@ -98,11 +98,11 @@ def test_torch_optimizer_is_chosen_by_name(name: str) -> None:
     [
         ("Adan", None, "agent.optimizer.name", ["AdamW", "Adan"]),
         (None, None, "agent.optimizer.name", []),
-        ("SGD", "betas=[0.9,0.99]", f"{OPTIONS_KEY}.betas", ["torch.optim.SGD", "momentum"]),
-        ("SGD", "momentum=-1", OPTIONS_KEY, ["torch.optim.SGD", "momentum"]),
-        ("AdamW", "betas=[0.9]", OPTIONS_KEY, ["torch.optim.AdamW"]),
-        ("Adam", "betas=[0.9,0.99,0.9]", OPTIONS_KEY, ["torch.optim.Adam"]),
-        ("ASGD", "alpha=abc", OPTIONS_KEY, ["torch.optim.ASGD"]),
+        ("SGD", "betas=[0.9,0.99]", OPTIMIZER, ["options.betas", "torch.optim.SGD", "momentum"]),
+        ("SGD", "momentum=-1", OPTIMIZER, ["options", "torch.optim.SGD", "momentum"]),
+        ("AdamW", "betas=[0.9]", OPTIMIZER, ["options", "torch.optim.AdamW"]),
+        ("Adam", "betas=[0.9,0.99,0.9]", OPTIMIZER, ["options", "torch.optim.Adam"]),
+        ("ASGD", "alpha=abc", OPTIMIZER, ["options", "torch.optim.ASGD"]),
     ],
 )
 def test_name_or_option_unknown_to_torch_is_refused(

@@ -16,7 +16,6 @@ import labrl
 from labrl.agents.agent import Observation
 from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
 from labrl.session.acting import ActingCopy
@@ -192,21 +191,6 @@ def test_killed_evaluator_fails_the_run_which_can_be_resumed(loop: Run, tmp_path
     assert "SIGKILL" in str(result.sessions[0].error)
     assert labrl.train([f"+resume={run}", "~callbacks.kills"]).exit_code == 0
     same(loop, Run.open(run))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code"),
-    [
-        (["meta.async_eval=true"], "contradiction"),
-        (["meta.async_eval=true", "meta.rigorous_eval=0"], "contradiction"),
-        (["meta.async_eval=1", "meta.rigorous_eval=2"], "type"),
-    ],
-    ids=str,
-)
-def test_contradicting_options_are_rejected(overrides: list[str], code: str) -> None:
-    with pytest.raises(InputError) as refused:
-        resolve(compose(overrides))
-    assert (refused.value.code, refused.value.key) == (code, "meta.async_eval")
 
 
 def test_evaluator_receives_copy_of_acting_network_only(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 from exact_cases import rows
 
 import labrl
+from labrl.agents.make import named_agents
 from labrl.cli import main
 from labrl.commands import find_past
 from labrl.config.compose import resolve
 from labrl.errors import WRONG_INPUT, LabrlError
-from labrl.mistakes.names import agent_target
 from labrl.run.signature import Trust, trusting
 from labrl.trial.command import command_of
 
@@ -126,7 +126,8 @@ def test_each_published_configuration_is_accepted() -> None:
             past = find_past(command_of([f"+rerun={file}"], None, "labrl"))
         config = resolve(past.read_config())
         assert past.choices["env"] == config.env.config.name
-        assert agent_target(past.choices["agent"]) == config.agent.target
+        kind = named_agents()[past.choices["agent"]]
+        assert f"{kind.__module__}.{kind.__name__}" == config.agent.target
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 
 from labrl.analysis.charts import Axis, View
 from labrl.analysis.formats import time_unit
-from labrl.analysis.intervals import MAX_POINTS, curve, interpolate_on, statistic_of
+from labrl.analysis.intervals import align_curves, curve, statistic_of
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.run.tables import Column, known
@@ -95,8 +95,9 @@ def middle(curves: Sequence[View], intervals: bool = True) -> View | None:
         return None
     # For an even number of curves, the last of the first half, because the median is between two curves.
     start, end = (sorted(one.x[place] for one in usable)[(len(usable) - 1) // 2] for place in (0, -1))
-    points = min(max(2, *(len(one.x) for one in usable)), MAX_POINTS)
-    grid = np.linspace(start, end, points) if end > start else np.array([end])
-    values = [interpolate_on(grid, one.x, one.y) for one in usable]
-    band = curve(values, statistic_of(len(usable)), intervals)
+    grid, values = align_curves([one.x for one in usable], [one.y for one in usable])
+    inside = (grid >= start) & (grid <= end)
+    if not inside.any():
+        return None
+    grid, band = grid[inside], curve(values[:, inside], statistic_of(len(usable)), intervals)
     return View(grid, band.value, *((band.low, band.high) if np.isfinite(band.low).any() else ()))

@@ -1,9 +1,8 @@
-"""A comparison as a table: Markdown, CSV, or text for a terminal."""
+"""A comparison as a table: CSV, or text for a terminal."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
@@ -93,34 +92,6 @@ def as_csv(table: pl.DataFrame) -> str:
     return table.write_csv() if table.width else "\n"
 
 
-def as_markdown(table: pl.DataFrame) -> str:
-    """Return the table in GitHub Markdown, with intervals as `value [low, high]`."""
-    # The cells after the first two are numbers, whose brackets are not escaped.
-    return markdown_lines(readable(table), texts=2)
-
-
-def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
-    """Format lines of cells as a table in GitHub Markdown. The first line contains the headings.
-
-    texts: number of text columns, which come first, are aligned left and are escaped.
-    """
-    if not lines:
-        return ""
-    head, *rows = lines
-    cells = [list(map(_markdown, head)), *([*map(_markdown, row[:texts]), *row[texts:]] for row in rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
-    marks = ["-" * width if place < texts else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
-    cells.insert(1, marks)
-    padded = (
-        [
-            cell.ljust(w) if place < texts else cell.rjust(w)
-            for place, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in cells
-    )
-    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
-
-
 def readable(table: pl.DataFrame) -> list[list[str]]:
     """Return the headings, then a line for each row, with every cell as text; empty without rows.
 
@@ -159,12 +130,3 @@ def legend(table: pl.DataFrame) -> list[str]:
     brackets = f"[low, high]: 95 % interval over the seeds ({METHODS}; P(better): {PAIR_METHODS})"
     lines = [brackets] if known & {"final_return_low", "improvement_low"} else []
     return [*lines, *([f"P(better): {PAIR_MEANING}"] if "improvement" in known else [])]
-
-
-def _markdown(text: str) -> str:
-    """Escape characters that have a meaning in Markdown or HTML at their place in the text. Most names stay
-    unchanged: an underscore within a word has no meaning, and brackets have one only in a link."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    brackets = r"\[\]" if re.search(r"\][(\[]", text) else ""
-    text = re.sub(rf"([\\`*|~{brackets}]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
-    return re.sub(r"\s+", " ", text)

@@ -154,7 +154,6 @@ class _Look:
 
     def _check_fit(self, observation: Any, method: str, **numbers: Any) -> None:
         """Raise InputError unless an observation fits its space, and rewards and flags are numbers."""
-        called = "observation"
         try:
             for path, space in self._inputs:
                 called, part = "".join(["observation", *(f"[{key!r}]" for key in path)]), observation

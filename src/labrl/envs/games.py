@@ -62,9 +62,8 @@ def check_game(game: str) -> None:
         why, fix = "needs the ALE, which is not installed", "Type pip install 'ale-py>=0.12.1'"
         raise InputError.about("env.game", why, fix, code="not-installed")
     fix = f"labrl-envs lists all games.{did_you_mean(game, known, 'env=')}"
-    raise InputError.about(
-        f"env.game={game}", "this is not a single-player game of the ALE", fix, code="unknown-option"
-    )
+    why = "this is not a single-player game of the ALE"
+    raise InputError.about(f"env.game={game}", why, fix, code="unknown-option")
 
 
 def env_of(env_id: str) -> str:

@@ -89,8 +89,9 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
             raise self._no_picture(f"failed: {described(error)}") from error
         image = np.asarray(rendered)
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-            shown = f"{image.dtype} {list(image.shape)}"
-            raise self._no_picture(f"must return an array of bytes, uint8 [height, width, 3], not {shown}")
+            raise self._no_picture(
+                f"must return uint8 [height, width, 3], not {image.dtype} {[*image.shape]}"
+            )
         return image.copy()  # the environment may reuse the array
 
     def _no_picture(self, why: str) -> InputError:

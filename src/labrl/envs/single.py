@@ -80,18 +80,7 @@ class EnvFactory:
     """Picklable callable that makes one environment."""
 
     def __init__(self, config: GymnasiumConfig, longest: int | None = None) -> None:
-        """longest: number of steps after which an otherwise unlimited episode is truncated; None: no limit.
-
-        Raises InputError unless the configuration names one environment.
-        """
-        if (config.id is None) == (config.make is None):
-            raise InputError.about(
-                "env.id",
-                f"{'both it and env.make are' if config.make else 'neither it nor env.make is'} set",
-                "Set either env.id (an id registered in Gymnasium) or your own class, as in env.id=null "
-                "env.name=<name> 'env.make={_target_: my_module.MyEnv}'",
-                code="contradiction" if config.make else "missing",
-            )
+        """longest: number of steps after which unlimited episodes are truncated, None for no limit."""
         self.config, self.longest = config, longest
 
     @property

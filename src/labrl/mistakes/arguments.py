@@ -21,6 +21,7 @@ from labrl.mistakes.names import (
 from labrl.mistakes.spelling import nearest
 
 FLAGS = ("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--info", "--config-dir", "--multirun")
+"""Flags of `labrl`."""
 
 REPLACED = {
     **dict.fromkeys(("--config-name", "-cn"), "--config-dir=<folder> experiment=<name>"),

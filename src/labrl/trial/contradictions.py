@@ -19,6 +19,7 @@ from labrl.component import Component
 from labrl.config.keys import written
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import describe
+from labrl.envs.single import GymnasiumConfig
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.memory.rollout import nearest_divisor
@@ -159,6 +160,7 @@ def _entropy_limits(of: Facts) -> tuple[float, float]:
 
 
 FACTS: dict[str, Callable[[Facts], Any]] = {
+    "gymnasium": lambda of: isinstance(of["env"], GymnasiumConfig),
     "unevaluated": _unevaluated,
     # the replay buffer
     "stored": lambda of: of["memory"] and of["memory"].config,

@@ -210,7 +210,7 @@ def report_on(
     """Make the report, and print its table and its path, as `labrl-report` does.
 
     places: folders, globs or `latest`; out: folder for the files; by: see `group_runs`; form: format of the
-    table (`md`, `csv` or `json`; only the table is then printed on standard output); stages: whether to
+    table (`csv` or `json`; only the table is then printed on standard output); stages: whether to
     print only the comparison in stages. Raises InputError.
     """
     places = [str(newest_folder()) if place == "latest" else place for place in places]
@@ -222,14 +222,7 @@ def report_on(
         print("\n".join(describe(group_runs(runs, by), None if by else planned_stages(runs))))
         return
     from labrl.analysis.report.build import build, build_comparison
-    from labrl.analysis.tables import (
-        as_csv,
-        as_markdown,
-        comparison_rows,
-        differences,
-        legend,
-        markdown_lines,
-    )
+    from labrl.analysis.tables import as_csv, comparison_rows, differences
 
     target = Path(os.path.expanduser(out)) if out else None
     folder = Path(os.path.expanduser(places[0]))
@@ -253,13 +246,8 @@ def report_on(
         _print(rows, keys, built.warnings, built.verdict if of_groups else "")
     elif form == "json":
         print(json.dumps({"verdict": built.verdict, "warnings": built.warnings, **built.statistics}))
-    elif form == "csv":
-        print(as_csv(rows), end="")  # with a column for each key
     else:
-        text = as_markdown(rows) + "".join(f"\n{line}\n" for line in legend(rows))
-        for caption, lines in keys.items():
-            text += f"\n{caption}:\n\n{markdown_lines(lines, texts=len(lines[0]))}"
-        print(text, end="")
+        print(as_csv(rows), end="")  # with a column for each key
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
 

@@ -174,7 +174,6 @@ class Display:
             transient=transient,
         )
         self._in_notebook: Any = None  # IPython's handle of the panel
-        self._handlers: list[logging.StreamHandler] = []
         # Time and content of the last line printed for each session.
         self._printed: dict[int, tuple[float, SessionProgress]] = {}
 
@@ -232,25 +231,19 @@ class Display:
     def close(self) -> None:
         """Stop updating the panel, and leave its last state on the terminal unless it is transient."""
         if self._panel.live.is_started:
+            during = sys.stderr
             self._panel.stop()
+            _redirect_logs(during)
             Display._above = None
-        for handler in self._handlers:
-            handler.setStream(sys.stderr)
-        self._handlers = []
 
     def _open(self) -> None:
         """Start the panel, unless it has been started."""
-        if self._panel.live.is_started:
-            return
-        before = sys.stderr
-        self._panel.start()
-        self._console.show_cursor(True)  # after a second Ctrl-C there is no time to show it again
-        Display._above = self._console
-        # Log handlers that hold the original stderr would write across the panel.
-        for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
-            if isinstance(handler, logging.StreamHandler) and handler.stream is before is not sys.stderr:
-                handler.setStream(sys.stderr)
-                self._handlers.append(handler)
+        if not self._panel.live.is_started:
+            before = sys.stderr
+            self._panel.start()
+            self._console.show_cursor(True)  # after a second Ctrl-C there is no time to show it again
+            _redirect_logs(before)
+            Display._above = self._console
 
     @classmethod
     def console(cls) -> Console:
@@ -298,6 +291,13 @@ class Display:
         losses = [f"{name} {value:.3g}" for name, value in progress.losses.items()]
         text = "  |  ".join(filter(None, (" ".join(phases), "  ".join(losses))))
         return f"{progress.index}: {text}" if self._several and text else text
+
+
+def _redirect_logs(before: Any) -> None:
+    """Let log handlers that hold the stream `before` write to `sys.stderr`, and not across the panel."""
+    for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+            handler.setStream(sys.stderr)
 
 
 def spark_line(values: Sequence[float], width: int) -> str:
