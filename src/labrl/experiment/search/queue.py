@@ -51,6 +51,8 @@ class SearchQueue(RetryingQueue):
         self.gave_up = False
         """Whether too many trials have failed."""
         self._folder_of, self._answers = folder_of, Answers()
+        self._seen: Sequence[FrozenTrial] | None = None
+        """The trials of the study when the last one ended, for the next one that is asked for."""
         self._next_beat = self._next_record = time.monotonic() + RECORD_SECONDS
 
     def run(self, launcher: TrialLauncher) -> None:
@@ -149,7 +151,8 @@ class SearchQueue(RetryingQueue):
 
     def ask(self) -> bool:
         """Ask the study for the next trial. Return whether there is one."""
-        if (trial := self.study.ask()) is None:
+        trial, self._seen = self.study.ask(self._seen), None
+        if trial is None:
             return False
         number, folder, facts = trial.number, self._folder_of(trial.number), {"params": trial.params}
         overrides = self.overrides(trial.params, self.study.trial_seed(number))
@@ -159,7 +162,7 @@ class SearchQueue(RetryingQueue):
 
     def _say_end(self, number: int) -> None:
         """Print a line about a trial that has ended. Give up if too many trials have failed."""
-        trials = self.study.trials()
+        trials = self._seen = self.study.trials()
         trial, leader = trials[number], self.note(trials)
         done = sum(one.state.is_finished() for one in trials)
         if trial.state == TrialState.FAIL:

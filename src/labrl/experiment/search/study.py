@@ -126,15 +126,16 @@ class Study:
         """Return all trials so far in the order of their numbers. The caller must not change them."""
         return self.optuna.get_trials(deepcopy=False)
 
-    def ask(self) -> optuna.Trial | None:
+    def ask(self, trials: Sequence[FrozenTrial] | None = None) -> optuna.Trial | None:
         """Return a trial to run: one that this machine has left, one that a user has enqueued, or a new one.
 
-        Returns None if the study has all its trials.
+        trials: result of `trials()`, if it was read just before. Returns None if the study has all its
+        trials.
         """
         if self._left:
             trial_id = self._left.pop(0)._trial_id
         else:
-            trials = self.trials()
+            trials = trials or self.trials()
             waiting = next((one for one in trials if one.state == TrialState.WAITING), None)
             if waiting is not None:
                 # A trial names its machine from the start, so that a kill leaves none without one.
@@ -188,9 +189,10 @@ class Study:
         with suppress(UpdateFinishedTrialError):  # as pruned, or another machine has given it up
             # If all sessions have stopped early, their value counts to the end of the budget, for the pruner
             # too.
-            if self._report(number, folder):
-                self._asked[number].should_prune()
-            self.optuna.tell(self._asked[number], value, skip_if_finished=True)
+            trial = self._asked[number]
+            if trial._cached_frozen_trial.intermediate_values and self._report(number, folder):
+                trial.should_prune()
+            self.optuna.tell(trial, value, skip_if_finished=True)
 
     def fail(self, number: int, error: str) -> None:
         """Tell that a trial has failed, and why."""
