@@ -42,7 +42,7 @@ def status(folder: Path) -> str:
 def test_training_continues_when_its_output_file_is_on_a_full_disk(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         command = start_labrl(*TRAIN, cwd=tmp_path, stdout=full.fileno())
-    error_output, _ = command.communicate()
+    _, error_output = command.communicate()
     assert (command.returncode, status(tmp_path)) == (0, "finished")
     (line,) = error_output.splitlines()
     assert os.strerror(errno.ENOSPC) in line
@@ -66,7 +66,7 @@ def test_training_continues_when_its_pipe_is_closed(tmp_path: Path) -> None:
     os.close(reading)
     command = start_labrl(*TRAIN, cwd=tmp_path, stdout=writing)
     os.close(writing)
-    error_output, _ = command.communicate()
+    _, error_output = command.communicate()
     assert (command.returncode, error_output, status(tmp_path)) == (0, "", "finished")
 
 

@@ -46,18 +46,19 @@ def start_module(
     """Start `python -m <module> <arguments>` in a session of its own. It can import the modules of the tests.
 
     output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped. stdout, stderr:
-    descriptors of files that take the command's stdout or stderr instead.
+    descriptors of files that take the command's stdout or stderr instead; the other one can still be read.
     """
     env = dict(env or os.environ)
     tests = [path for path in sys.path if Path(path).is_relative_to(TESTS)]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *tests]))
     place = subprocess.PIPE if output else subprocess.DEVNULL
+    errors = subprocess.STDOUT if output and stdout is None else place
     return Command(
         [sys.executable, "-m", module, *arguments],
         cwd=cwd,
         env=env,
         stdout=place if stdout is None else stdout,
-        stderr=(subprocess.STDOUT if output else place) if stderr is None else stderr,
+        stderr=errors if stderr is None else stderr,
         text=True,
         start_new_session=True,
     )

@@ -130,8 +130,8 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
             f"{one.typed(value)}"
             for one in here
         )
-    elif owners_here := owners_of(key) if parent else owners_of(f"agent.{key}") or owners_of(f"env.{key}"):
-        fix = f"It exists with {owners_here}"
+    elif owned := [name for name in ([key] if parent else [f"agent.{key}", f"env.{key}"]) if owners_of(name)]:
+        fix = f"It exists{'' if parent else f' as {owned[0]}'} with {owners_of(owned[0])}"
     else:
         beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
         if not parent:
