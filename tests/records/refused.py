@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,6 +86,7 @@ def sessions(place: Path) -> int:
 def _run(arguments: list[str], place: Path, told: Path) -> NoReturn:
     """Run `labrl` in this process, and write to the file `told` what `answer` returns."""
     os.setsid()
+    forkserver._forkserver._forkserver_pid = None  # that of the tests is no child of this process
     os.chdir(place)
     printed = told.with_name("printed")
     for stream in (sys.stdout, sys.stderr):
