@@ -92,7 +92,6 @@ def run_trial(command: Command) -> TrialResult:
         from labrl.trial.train import train
 
         run = create(configuration, folder)
-        doing("making environments")
         return train(run)
     # Imported late: a wrong command must not wait for them.
     from labrl.trial.fork import ForkPoint, fork
