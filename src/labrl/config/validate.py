@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 _Info = core_schema.ValidationInfo[dict[Any, Any]]
-"""What pydantic tells a validator, with the full key of each group in the configuration by Python's `id`, and
-the names that each component takes by its full key."""
+"""The state of a validation that Pydantic passes to validators, with the full key of each group in the
+configuration by Python's `id`, and the names that each component accepts by its full key."""
 
 
 def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:

@@ -55,7 +55,7 @@ class ExperimentPanel(Panel):
         self._start: tuple[float, float] | None = None
         """Time, and number of completed trials, when the panel was first shown."""
         self._found: dict[int, float] = {}
-        """What each trial had done before it was started: a resume has found it."""
+        """Fraction of its budget that each trial, by its number, had completed when it began here."""
 
     def adopt(self, trial: TrialRecord) -> bool:
         """Return whether the panel shows the progress of a trial that is about to start, instead of its

@@ -65,7 +65,7 @@ class OtherName:
     meaning: str
     """Short description of the key, as a noun phrase; without a key, the reason why there is none."""
     template: str
-    """What to type, with {value} for the given value."""
+    """Text of the override to type, in which {value} stands for the given value."""
 
     def typed(self, value: str) -> str:
         """Return what to type instead of the other name with `value`."""
@@ -117,6 +117,7 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
     """Return the error for an unknown `key=value`. known: all keys of the composed configuration."""
     keys = sorted(known, key=lambda name: -name.count("."))
     parent, _, leaf = key.rpartition(".")
+    full = [key] if parent else [f"agent.{key}", f"env.{key}"]
     meant = [one for one in other_names().get(leaf.lower(), ()) if one.key != key]
     here = [one for one in meant if one.key in keys or not one.key] or meant
     if re.search(r"^callbacks\.|\.(kwargs|options)\.", key):  # the user chooses these keys
@@ -130,8 +131,8 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
             f"{one.typed(value)}"
             for one in here
         )
-    elif owned := [name for name in ([key] if parent else [f"agent.{key}", f"env.{key}"]) if owners_of(name)]:
-        fix = f"It exists{'' if parent else f' as {owned[0]}'} with {owners_of(owned[0])}"
+    elif owned := next(((name, found) for name in full if (found := owners_of(name))), None):
+        fix = f"It exists{'' if parent else f' as {owned[0]}'} with {owned[1]}"
     else:
         beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
         if not parent:

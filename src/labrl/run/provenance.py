@@ -51,7 +51,7 @@ _ANSWER_SECONDS = 10
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
-"""What a repository without a commit is compared with."""
+"""Hash of git's empty tree, with which a repository without a commit is compared."""
 
 # Independent of the user's git settings, so that `git apply` accepts the diff.
 _DIFF = (

@@ -119,7 +119,7 @@ class Study:
         self._asked: dict[int, optuna.Trial] = {}
         """The trials that this command has asked for, by number."""
         self._pruned: set[int] = set()
-        """Those of them that must stop."""
+        """Numbers of the trials of this command that must stop."""
         self.beat()
 
     def trials(self) -> list[FrozenTrial]:
