@@ -96,6 +96,12 @@ def test_nested_state_is_restored_exactly(tmp_path: Path, state: Any) -> None:
     assert same(state, checkpoint.state)
 
 
+def test_checkpoint_of_a_run_that_was_moved_does_not_make_its_folder_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        CheckpointStore(tmp_path / "moved" / "session_0" / "checkpoints", keep_last=1).save(7, some_state())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_special_values_are_restored_exactly(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     state = {

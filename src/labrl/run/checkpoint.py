@@ -113,7 +113,7 @@ class CheckpointStore:
         import torch  # takes a second to import, and is not needed to inspect a folder
 
         if not self.folder.is_dir():
-            self.folder.mkdir(parents=True)
+            self.folder.mkdir()  # without parents: a run folder that has been moved must not come back
             sync_file(self.folder.parent)
         for leftover in self.folder.glob(".*.tmp"):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)

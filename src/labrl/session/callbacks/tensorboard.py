@@ -78,6 +78,7 @@ def _begin(session: SessionView, table: Table, row: Row) -> SummaryWriter:
     # Readers take files in the order of their names, which begin with the second of their creation.
     while list(folder.tensorboard.glob(f"*.{int(time.time())}.*")):
         time.sleep(0.05)
+    folder.tensorboard.mkdir(exist_ok=True)  # SummaryWriter would also make a run folder that was moved
     writer = SummaryWriter(str(folder.tensorboard), purge_step=kept + 1)
     run = Run(folder.path.parent)
     if run.experiment is not None:
