@@ -23,7 +23,8 @@ PREFACE = """# Curves
 
 The return over frames of every cell of the [results](../results.md) whose rows were kept: the mean over the
 last 100 training episodes of each session (thin), and the mean of the sessions (thick). The dashed line is
-the published score, where there is one. `curves.csv` contains the points, at most 50 for each session.
+the published score, where there is one. `curves.csv` contains the points, at most 50 for each session, and
+the commit with which they were measured.
 """
 
 PANELS = 4

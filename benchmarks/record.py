@@ -43,7 +43,7 @@ COLUMNS = (
 """Columns of NUMBERS. `reached`: the frame at which each goal of the chapter was reached, or a dash. Where
 only the mean of several `sessions` is known, one row has no `session`."""
 
-POINT = ("name", "session", "frame", "return")
+POINT = ("name", "session", "frame", "return", "commit")
 """Columns of CURVES."""
 
 POINTS = 50
@@ -69,7 +69,8 @@ class Records:
         """
         origin = {"name": name, "commit": commit(run), "machine": _machine(run)}
         self.numbers[name] = [_as_text({**row, **origin}) for row in rows]
-        self.curves[name] = [_as_text({"name": name, **point}) for point in _points(run, evaluated)]
+        known = {"name": name, "commit": origin["commit"]}
+        self.curves[name] = [_as_text({**known, **point}) for point in _points(run, evaluated)]
         (self.folder / CONFIGS).mkdir(parents=True, exist_ok=True)
         config = OmegaConf.to_yaml(OmegaConf.create(run.config))
         write_atomic(self.config_file(name), self.heading(name, run.config) + config)

@@ -240,6 +240,8 @@ def test_recorded_curve_is_thinned_and_ends_with_the_last_row(tmp_path: Path) ->
     assert (frames[-1], returns[-1]) == (40 * POINTS, 4 * POINTS - 2)
     assert np.isfinite(returns).all()
     assert [list(values) for values in short] == [[10, 20], [1, 2]]
+    measured_with = {point["commit"] for point in Records(tmp_path).curves["a"]}
+    assert measured_with == {row["commit"] for row in records.numbers["a"]} != {""}
     assert Records(tmp_path).curve("b") == []
 
 
