@@ -47,31 +47,27 @@ class Weight:
 
 @dataclass(frozen=True)
 class Layer:
-    """Layer y = f(norm(x W + b)) of one network, or of several networks of the same shape."""
+    """Layer y = f(x W + b) of one network, or of several networks of the same shape."""
 
     weight: Weight
     """Weights W. [inputs, outputs] or [networks, inputs, outputs]"""
     bias: Weight
     """Biases b. [1, outputs] or [networks, 1, outputs]"""
-    norm: tuple[Weight, Weight, float] | None = None
-    """Gain and shift, [outputs] each, and eps of a layer normalization, for one network only."""
     activation: nn.Module | None = None
     """Activation f, one of ACTIVATIONS; None for the identity."""
 
     def beside(self, other: Layer) -> Layer | None:
         """Return one layer that computes this one and `other`; None if they differ or cannot be one view."""
-        same = repr(self.activation) == repr(other.activation) and self.norm is None and other.norm is None
+        same = repr(self.activation) == repr(other.activation)
         weight, bias = _beside(self.weight, other.weight), _beside(self.bias, other.bias)
         if not same or weight is None or bias is None:
             return None
-        return Layer(weight, bias, None, self.activation)
+        return Layer(weight, bias, self.activation)
 
     def only(self, number: int) -> Layer:
         """Return the layer of network `number` of several networks. [1, ...]"""
         part = slice(number, number + 1)
-        return Layer(
-            self.weight.view(lambda w: w[part]), self.bias.view(lambda b: b[part]), None, self.activation
-        )
+        return Layer(self.weight.view(lambda w: w[part]), self.bias.view(lambda b: b[part]), self.activation)
 
 
 def _beside(first: Weight, second: Weight) -> Weight | None:
@@ -154,26 +150,18 @@ class _Bound:
         *networks, _, size = layer.weight.value.shape
         shape = (*networks, inputs.shape[-2], size)
         self._linear = torch.zeros(shape)
-        self._normalized = self._linear if layer.norm is None else torch.zeros(shape)
-        self._statistics = [torch.zeros(*shape[:-1], 1) for _ in range(2)]  # mean and inverse deviation
         in_place = layer.activation is None or not ACTIVATIONS[type(layer.activation)].needs_inputs
-        self.outputs = self._normalized if in_place else torch.zeros(shape)
+        self.outputs = self._linear if in_place else torch.zeros(shape)
 
     def forward(self) -> Iterator[Operation]:
-        layer, linear, normalized = self._layer, self._linear, self._normalized
+        layer, linear = self._layer, self._linear
         yield product(self._inputs, layer.weight.value, linear)
         if linear.numel() <= MAX_NUMPY_ELEMENTS:
             yield partial(np.add, linear.numpy(), layer.bias.value.numpy(), linear.numpy())
         else:
             yield partial(torch.add, linear, layer.bias.value, out=linear)
-        if layer.norm is not None:
-            gain, shift, eps = layer.norm
-            yield partial(
-                _aten.native_layer_norm.out, linear, [linear.shape[-1]], gain.value, shift.value, eps,
-                out0=normalized, out1=self._statistics[0], out2=self._statistics[1],
-            )  # fmt: skip
         if layer.activation is not None:
-            yield from ACTIVATIONS[type(layer.activation)].forward(layer.activation, normalized, self.outputs)
+            yield from ACTIVATIONS[type(layer.activation)].forward(layer.activation, linear, self.outputs)
 
     def backward(self, gradient: Tensor, before: Tensor | None, ones: Tensor) -> Iterator[Operation]:
         """Yield the operations of the backward pass.
@@ -184,18 +172,8 @@ class _Bound:
         layer = self._layer
         if layer.activation is not None:
             yield from ACTIVATIONS[type(layer.activation)].backward(
-                layer.activation, gradient, self._normalized, self.outputs
+                layer.activation, gradient, self._linear, self.outputs
             )
-        if layer.norm is not None:
-            gain, shift, _ = layer.norm
-            learned = gain.gradient is not None
-            yield partial(
-                _aten.native_layer_norm_backward.out, gradient, self._linear, [gradient.shape[-1]],
-                *self._statistics, gain.value, shift.value, [True, learned, learned],
-                out0=gradient,
-                out1=gain.gradient if learned else torch.empty(0),
-                out2=shift.gradient if learned else torch.empty(0),
-            )  # fmt: skip
         if layer.weight.gradient is not None:
             yield product(self._inputs.mT, gradient, layer.weight.gradient)
         if layer.bias.gradient is not None:

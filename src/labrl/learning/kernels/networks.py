@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from labrl.learning.kernels.mlp import ACTIVATIONS, Layer, Operation, Pass, Weight
 from labrl.networks.actor_critic import ActorCritic, ActorCriticOutput, GaussianHead
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.layers import FlattenInputs, Float32Linear, LayerNormMLP
+from labrl.networks.layers import FlattenInputs, Float32Linear
 from labrl.networks.q_network import QNetwork, QOutput, Stream
 
 Place = Callable[[Tensor], Tensor | None]
@@ -241,7 +241,7 @@ def _critics(
         raise UnknownNetworkError(f"it has the activation {type(network.perceptrons.activate).__name__}")
     pairs = zip(network.perceptrons.weights, network.perceptrons.biases, strict=True)
     weights = [(_weight(place, weight), _weight(place, bias)) for weight, bias in pairs]
-    layers = [Layer(*pair, None, network.perceptrons.activate) for pair in weights[:-1]]
+    layers = [Layer(*pair, network.perceptrons.activate) for pair in weights[:-1]]
     layers.append(Layer(*weights[-1]))
     if first:
         layers = [layer.only(0) for layer in layers]
@@ -305,18 +305,9 @@ def _layers(place: Place, *modules: nn.Module) -> Iterator[Layer]:
         assert isinstance(linear, nn.Linear)
         if linear.bias is None:
             raise UnknownNetworkError("it has a linear layer without a bias")
-        norm, activation = None, None
-        if parts and type(parts[0]) is nn.LayerNorm:
-            layer: Any = parts.pop(0)
-            if len(layer.normalized_shape) != 1 or layer.weight is None or layer.bias is None:
-                raise UnknownNetworkError(
-                    "it has a layer normalization without gain and shift, or over several axes"
-                )
-            norm = _weight(place, layer.weight), _weight(place, layer.bias), layer.eps
-        if parts and type(parts[0]) in ACTIVATIONS:
-            activation = parts.pop(0)
+        activation = parts.pop(0) if parts and type(parts[0]) in ACTIVATIONS else None
         weight, bias = _weight(place, linear.weight), _weight(place, linear.bias)
-        yield Layer(weight.view(Tensor.t), bias.view(lambda b: b.unsqueeze(0)), norm, activation)
+        yield Layer(weight.view(Tensor.t), bias.view(lambda b: b.unsqueeze(0)), activation)
 
 
 def _weight(place: Place, parameter: Tensor) -> Weight:
@@ -329,14 +320,11 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
     if type(module).forward in (nn.Sequential.forward, GaussianHead.forward):
         for child in module.children():
             yield from _parts(child)
-    elif type(module) is LayerNormMLP:
-        for linear, norm in zip(module.layers, module.norms, strict=True):
-            yield from (linear, norm, module.activate)
     elif type(module) is Stream:
         for i, linear in enumerate(module.layers):
             yield linear
             if i < len(module.activations):
-                yield from ([module.norms[i]] if len(module.norms) else [])
+                yield from module.norms[i : i + 1]
                 yield module.activations[i]
     elif type(module) is not nn.Identity:
         yield module
