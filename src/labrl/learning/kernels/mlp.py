@@ -56,37 +56,10 @@ class Layer:
     activation: nn.Module | None = None
     """Activation f, one of ACTIVATIONS; None for the identity."""
 
-    def beside(self, other: Layer) -> Layer | None:
-        """Return one layer that computes this one and `other`; None if they differ or cannot be one view."""
-        same = repr(self.activation) == repr(other.activation)
-        weight, bias = _beside(self.weight, other.weight), _beside(self.bias, other.bias)
-        if not same or weight is None or bias is None:
-            return None
-        return Layer(weight, bias, self.activation)
-
     def only(self, number: int) -> Layer:
         """Return the layer of network `number` of several networks. [1, ...]"""
         part = slice(number, number + 1)
         return Layer(self.weight.view(lambda w: w[part]), self.bias.view(lambda b: b[part]), self.activation)
-
-
-def _beside(first: Weight, second: Weight) -> Weight | None:
-    value = _stacked(first.value, second.value)
-    if value is None or (first.gradient is None) != (second.gradient is None):
-        return None
-    if first.gradient is None or second.gradient is None:
-        return Weight(value, None)
-    gradient = _stacked(first.gradient, second.gradient)
-    return None if gradient is None else Weight(value, gradient)
-
-
-def _stacked(first: Tensor, second: Tensor) -> Tensor | None:
-    """Return one view of two tensors in the same memory, [2, ...]; None if there is no such view."""
-    distance = (second.data_ptr() - first.data_ptr()) // first.element_size()
-    one_memory = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    if not one_memory or first.shape != second.shape or first.stride() != second.stride() or distance <= 0:
-        return None
-    return first.as_strided((2, *first.shape), (distance, *first.stride()))
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Operation:

@@ -94,8 +94,6 @@ def _actor_critic(
     *_, value_torso = _torso(network.value_torso, place)
     inputs, learned = torch.zeros(rows, size), value and network.has_value
     merged: list[Operation] = []  # with one torso, the gradients from both heads are added
-    beside = [one.beside(other) for one, other in zip(policy_torso, value_torso, strict=True)]
-    together = [layer for layer in beside if layer is not None]  # both torsos as one
     if network.one_torso or not (policy and learned):
         torsos = [Pass(policy_torso if network.one_torso or policy else value_torso, inputs)]
         outputs, gradient = torsos[0].outputs, torsos[0].output_gradient
@@ -103,10 +101,6 @@ def _actor_critic(
         seen: list[tuple[Tensor, Tensor | None]] = [(outputs, gradient), (outputs, second)]
         if policy and learned and gradient is not None:
             merged = [partial(torch.add, gradient, second, out=gradient)]
-    elif len(together) == len(beside) > 0:
-        torsos = [Pass(together, inputs)]
-        assert torsos[0].output_gradient is not None
-        seen = list(zip(torsos[0].outputs, torsos[0].output_gradient, strict=True))
     else:
         torsos = [Pass(layers, inputs) for layers in (policy_torso, value_torso)]
         seen = [(torso.outputs, torso.output_gradient) for torso in torsos]
