@@ -301,6 +301,8 @@ def naming_file(overrides: Sequence[str], config_dir: str | os.PathLike[str] | N
         def named(one: LabrlError) -> LabrlError:
             wrong = one.key or ""
             file = next((files[key] for key in files if _within(wrong, key) or _within(key, wrong)), None)
+            if any(_within(key, wrong) for key in typed):
+                file = None
             message = sentences(one.message, f"It is set in {file}") if file else one.message
             return InputError(message, code=one.code, key=one.key)
 
