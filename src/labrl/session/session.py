@@ -35,7 +35,7 @@ from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Played
 from labrl.session.interruption import Interruption
 from labrl.session.sources import make_source
-from labrl.session.team import Alone, Hogwild, RankTeam
+from labrl.session.team import RankTeam, SharedWeights
 from labrl.session.transfer import load_learned
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode, Step
@@ -46,8 +46,7 @@ NO_EPISODES: list[Episode] = []
 class Session:
     """Act, step, observe, learn, advance the clock, and call the callbacks that are due.
 
-    Two separate objects provide the steps (`sources.py`) and coordinate learning with other processes
-    (`team.py`).
+    Other objects provide the steps (`sources.py`) and coordinate learning with other processes (`team.py`).
     """
 
     def __init__(
@@ -115,9 +114,12 @@ class Session:
                 load_learned(self.agent, self.transforms, start)
             # `agent.act`, unless another process acts ahead of the learner.
             self.act = source.connect(self.agent, self.transforms, self.clock)
-            self.team = Alone(self) if ranks.alone else RankTeam(self, ranks)
+            self.team = None if ranks.alone else RankTeam(self, ranks)
+            """Coordination with the other ranks; None for a single rank."""
+            self.shared: SharedWeights | None = None
+            """Weights that all sessions of the trial train (Hogwild); None if each has its own."""
             if meta.distributed:
-                self.team = Hogwild(self, meta.distributed)
+                self.shared = SharedWeights(folder.path.parent, meta.distributed, self.agent.weights)
             on_failure.pop_all()
         self.view = self._make_view()
 
@@ -125,7 +127,8 @@ class Session:
         """Train until the budget is spent or the session is asked to stop."""
         with self.interruption, ExitStack() as finishing:
             finishing.callback(self.close)
-            self.team.begin()
+            if self.team is not None:
+                self.team.compare()
             gc.freeze()  # otherwise each full collection visits every imported object, which takes 80 ms
             finishing.callback(gc.unfreeze)
             collect_as_usual()
@@ -138,12 +141,13 @@ class Session:
 
     def _loop(self) -> None:
         agent, transforms, clock, timers = self.agent, self.transforms, self.clock, self.timers
-        act, env, team, watchers, pauses = self.act, self.env, self.team, self.watchers, agent.pauses
+        act, env, team, shared, watchers = self.act, self.env, self.team, self.shared, self.watchers
+        interruption, latest, pauses = self.interruption, self.episodes.latest, agent.pauses
         if self._observation is None:
             self._observation = Observation(transforms.collected(env.reset()), env.action_mask)
         clock.start()
         timers.restart()
-        while not (clock.finished or team.stops()):
+        while not (clock.finished or (interruption.requested if team is None else team.stops())):
             ended, acted, stepped = NO_EPISODES, timers.now, timers.now
             if pauses is None or pauses.collecting:
                 action = act(self._observation)
@@ -157,7 +161,14 @@ class Session:
                 self._last_step = None
             updates = agent.learn()
             timers.add_step(acted, stepped, perf_counter() if updates else stepped)
-            team.count(updates, ended)
+            clock.opt_step += updates
+            if shared is not None and updates:
+                shared.exchange()
+            if team is None:
+                clock.tick(env.num_envs, len(ended))
+                latest.extend(ended)
+            else:
+                team.count(ended)
             for episode in ended if watchers else NO_EPISODES:
                 played = Played(episode, *env.played(episode), clock.frame, "training")
                 for watch in watchers:
@@ -228,7 +239,7 @@ class Session:
             stop=lambda: self.stop,
             last_step=lambda: None if self._last_step is None else self._last_step.read_only(),
             observation=lambda: None if self._observation is None else self._observation.array.copy(),
-            metrics=self.team.metrics,
+            metrics=self.own_metrics if self.team is None else self.team.metrics,
             state_dict=self.state_dict,
         )
 
@@ -267,7 +278,7 @@ class Session:
             "episodes": self.episodes.state_dict(),
             "timers": dict(self.timers.seconds),
             "callbacks": {name: callback.state_dict() for name, callback in callbacks},
-            **self.team.state_dict(own),
+            **({} if self.team is None else self.team.state_dict(own)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -279,7 +290,12 @@ class Session:
         self.streams.load_state_dict(state["streams"])
         self.episodes.load_state_dict(state["episodes"])
         self.transforms.load_state_dict(state["transforms"])
-        self.team.load_state_dict(state)
+        if self.shared is None:
+            self.agent.load_state_dict(state["agent"])
+        else:
+            self.shared.load(self.agent, state)
+        if self.team is not None:
+            self.team.load_state_dict(state)
         self.timers.seconds.update(state["timers"])
         # The saved statistics already include this observation, so they must not count it again.
         view = self.transforms.frozen(self.source.restore(state["env"]))

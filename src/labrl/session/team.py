@@ -1,5 +1,4 @@
-"""Coordination of learning for a single session, for one of several ranks of torchrun, and for one of several
-sessions in Hogwild.
+"""Coordination of learning with other processes: the ranks of torchrun, and the sessions in Hogwild.
 
 In Hogwild, the sessions of a trial train the same weights without a lock (Niu et al., 2011, arXiv:1106.5730;
 Mnih et al., 2016, arXiv:1602.01783, section 4, for reinforcement learning). The order in which the sessions
@@ -29,6 +28,7 @@ from labrl.run.run import Run
 from labrl.step import Episode
 
 if TYPE_CHECKING:
+    from labrl.agents.agent import Agent
     from labrl.session.session import Session
 
 STEPS_BETWEEN_AGREEMENTS = 8
@@ -42,43 +42,7 @@ class ReplicaError(RuntimeError):
     """The weights of the ranks differ, although they started equal and made the same updates."""
 
 
-class Alone:
-    """A session that learns by itself."""
-
-    def __init__(self, session: Session) -> None:
-        self._session, self._clock, self._interruption = session, session.clock, session.interruption
-        self._num_envs, self._latest = session.env.num_envs, session.episodes.latest
-
-    def begin(self) -> None:
-        """Prepare for the first step; nothing for a session that learns by itself."""
-
-    def stops(self) -> bool:
-        """Return whether to stop at this step."""
-        return self._interruption.requested
-
-    def count(self, updates: int, ended: Sequence[Episode]) -> None:
-        """Count a vector step, its optimizer updates, and the episodes that ended in it."""
-        self._clock.opt_step += updates
-        if ended:
-            self._clock.tick(self._num_envs, len(ended))
-            self._latest.extend(ended)
-        else:
-            self._clock.tick(self._num_envs)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the columns of a training row about learning and the environments."""
-        return self._session.own_metrics()
-
-    def state_dict(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state that a checkpoint contains in addition to `own`, the state of this process."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the agent. The clock must already have been restored."""
-        self._session.agent.load_state_dict(state["agent"])
-
-
-class RankTeam(Alone):
+class RankTeam:
     """One of several ranks, each with the same number of environments; rank 0 writes all files.
 
     All ranks call each method after the same vector step. When a row or a checkpoint is due, they gather the
@@ -86,7 +50,8 @@ class RankTeam(Alone):
     """
 
     def __init__(self, session: Session, ranks: Ranks) -> None:
-        super().__init__(session)
+        self._session, self._clock, self._interruption = session, session.clock, session.interruption
+        self._num_envs, self._latest = session.env.num_envs, session.episodes.latest
         self._ranks, self._max_wall = ranks, session.config.meta.max_wall
         config = session.config
         frequencies = (config.log_frames, config.eval_frames, config.keep_frames)
@@ -96,10 +61,6 @@ class RankTeam(Alone):
         self._metrics: dict[str, float] = {}
         self._others: list[Mapping[str, Any]] = []
         self._met_at = -1
-
-    def begin(self) -> None:
-        """Compare the weights of the ranks."""
-        self.compare()
 
     def stops(self) -> bool:
         """Agree with the other ranks on whether to stop, every few steps and before each write."""
@@ -120,9 +81,11 @@ class RankTeam(Alone):
             self._meet()
         return bool(stop)
 
-    def count(self, updates: int, ended: Sequence[Episode]) -> None:
-        """Count the frames of all ranks immediately, and their episodes when the ranks meet."""
-        self._clock.opt_step += updates
+    def count(self, ended: Sequence[Episode]) -> None:
+        """Count the frames of all ranks immediately, and their episodes when the ranks meet.
+
+        ended: episodes of this rank that ended in the vector step.
+        """
         self._clock.tick(self._frames_per_step)
         self._ended += [(self._clock.frame, episode) for episode in ended]
         if self._writes():
@@ -131,17 +94,20 @@ class RankTeam(Alone):
             self.compare()
 
     def metrics(self) -> dict[str, float]:
-        """Return the means of the metrics over the ranks, from their last meeting."""
+        """Return the columns of a training row about learning and the environments: the means over the ranks,
+        from their last meeting."""
         return self._metrics
 
     def state_dict(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the states of ranks 1 and up, or an empty list if the ranks have not met at this frame."""
+        """Return the states of ranks 1 and up, or an empty list if the ranks have not met at this frame.
+
+        own: state of this process, whose tensors are not repeated.
+        """
         met = self._met_at == self._clock.frame
         return {"ranks": [_sharing(state, own) for state in self._others] if met else []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the agent and the states of the other ranks."""
-        super().load_state_dict(state)
+        """Restore the states of the other ranks. The clock must already have been restored."""
         self._others, self._met_at = list(state.get("ranks", [])), self._clock.frame
 
     def compare(self) -> None:
@@ -181,30 +147,6 @@ class RankTeam(Alone):
         self._met_at = self._clock.frame
 
 
-class Hogwild(Alone):
-    """A session that trains the same weights as the other sessions of its trial."""
-
-    def __init__(self, session: Session, mode: Literal["shared", "synced"]) -> None:
-        super().__init__(session)
-        self._run_folder = session.folder.path.parent
-        self._weights = SharedWeights(self._run_folder, mode, session.agent.weights)
-
-    def count(self, updates: int, ended: Sequence[Episode]) -> None:
-        """Exchange weights after an update."""
-        if updates:
-            self._weights.exchange()
-        super().count(updates, ended)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the agent, except its weights, which all sessions share."""
-
-        def load_furthest() -> None:
-            found = furthest(self._run_folder)
-            self._session.agent.load_state_dict((state if found is None else found.state)["agent"])
-
-        self._weights.restore(lambda: self._session.agent.load_state_dict(state["agent"]), load_furthest)
-
-
 class SharedWeights:
     """One session's access to the common weights, in a file that every session maps into memory."""
 
@@ -214,7 +156,8 @@ class SharedWeights:
         The first session provides the initial weights, and the others copy them. With `shared`, all sessions
         work on the same memory. With `synced`, each works on a copy and adds its changes after each update.
         """
-        self._folder, self._own, self._synced = run_folder / FOLDER, flat.vector, mode == "synced"
+        self._run_folder, self._folder = run_folder, run_folder / FOLDER
+        self._own, self._synced = flat.vector, mode == "synced"
         self._folder.mkdir(exist_ok=True)
         path = self._folder / "weights.bin"
         with self._alone():
@@ -233,6 +176,15 @@ class SharedWeights:
         if self._synced:
             self._common.add_(self._own.data - self._base)
             self._take_over()
+
+    def load(self, agent: Agent, state: Mapping[str, Any]) -> None:
+        """Restore an agent from the state of its session, except its weights, which all sessions share."""
+
+        def load_furthest() -> None:
+            found = furthest(self._run_folder)
+            agent.load_state_dict((state if found is None else found.state)["agent"])
+
+        self.restore(lambda: agent.load_state_dict(state["agent"]), load_furthest)
 
     def restore(self, load: Callable[[], None], load_furthest: Callable[[], None]) -> None:
         """Restore a session, except its weights, which all sessions share.
