@@ -1,8 +1,9 @@
 """Train missing cells of SLM Lab's published scores, shorter runs and studies, and write docs/results.md.
 
 The page is written at the end from the runs below --root; runs that are not there are taken from the records
-in docs/results/. Ctrl-C and the end of --minutes save the running cell, and the same command resumes it.
-Nothing is trained with uncommitted changes, so that the commit of a cell is the code that ran.
+in docs/results/. Ctrl-C and the end of --minutes save the running cell, and the same command resumes it; the
+page is written then only by --minutes 0. Nothing is trained with uncommitted changes, so that the commit of a
+cell is the code that ran.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {' '.join(overrides)}", flush=True)
         code = _train(overrides, left)
         if code in (INTERRUPTED, TERMINATED):
-            break
+            print("Stopped; the same command goes on, and --minutes 0 writes the page")
+            return code
         if code:
             failed.append(name)
     print(write_page(args.root, args.bench))

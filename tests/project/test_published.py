@@ -20,7 +20,7 @@ from benchmarks.published import ENVS, Cell, as_markdown, cells, extremes, from_
 from benchmarks.record import COLUMNS, POINTS, Records, session_rows
 from labrl.analysis.colors import VERMILLION
 from labrl.config.compose import compose, to_plain
-from labrl.errors import WRONG_INPUT
+from labrl.errors import INTERRUPTED, WRONG_INPUT
 from labrl.run.find import load_run
 
 CELL = Cell("CartPole-v1", "ppo", score=450.0, frames=1000, num_envs=4, log_frequency=100, random=20.0)
@@ -153,6 +153,11 @@ def test_benchmark_starts_resumes_and_skips_cells(
         results.main([*overrides, "--sessions", "3"])
     assert ended.value.code == WRONG_INPUT
     assert "got 3" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "_train", lambda overrides, seconds: INTERRUPTED)
+        written = results.PAGE.read_bytes()
+        assert results.main(["cartpole_a2c", *overrides[2:]]) == INTERRUPTED
+        assert results.PAGE.read_bytes() == written
     monkeypatch.setattr(results, "uncommitted", lambda: " M docs/results.md")
     assert results.main([*overrides, "--minutes", "0"]) == 0
     monkeypatch.setattr(results, "uncommitted", str)
