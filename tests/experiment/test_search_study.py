@@ -9,7 +9,6 @@ from typing import Any
 
 import optuna
 import pytest
-from options import options
 from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 from search_cases import (
@@ -26,19 +25,14 @@ from search_cases import (
     write_eval,
 )
 
-import labrl.experiment.search.queue
-import labrl.experiment.search.study
 from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, InputError
-from labrl.experiment.launcher import TrialLauncher
-from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of, read_end, returns_of
 from labrl.experiment.search.confirmation import to_confirm
 from labrl.experiment.search.options import Confirm, start_of
-from labrl.experiment.search.queue import SearchQueue
 from labrl.experiment.search.space import Space
 from labrl.run.atomic import write_json
-from labrl.run.experiment import Experiment, TrialRecord
+from labrl.run.experiment import TrialRecord
 from labrl.session.interruption import Interruption
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -185,46 +179,31 @@ def test_reported_value_is_the_mean_at_an_evaluation_that_all_sessions_have_pass
     assert tested.trials()[0].intermediate_values == {10: 2.0}
 
 
-class Machine(TrialLauncher):
-    """A launcher whose trials end at once with one evaluation."""
-
-    home = Path()
-
-    def start(self, trial: TrialRecord, need: Need, shown: bool = False) -> None:
-        write_eval(self.home / trial.folder, 40, 1.0)
-        trial.status = "finished"
-        self._done.append((trial, need))
-
-
-def test_machine_waits_for_the_trials_of_another_and_replaces_them_if_it_dies(
+def test_trial_of_a_silent_machine_is_told_as_failed_and_another_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, now, home = f"journal:///{tmp_path / 'shared'}", [1e9], tmp_path / "here"
-
-    def sleep(seconds: float) -> None:
-        now[0] += 100
-
-    monkeypatch.setattr(labrl.experiment.search.study.time, "time", lambda: now[0])
-    monkeypatch.setattr(labrl.experiment.search.queue.time, "sleep", sleep)
-    monkeypatch.setattr(labrl.experiment.search.queue, "HEARTBEAT", 0)
-    monkeypatch.setattr(labrl.experiment.search.queue, "RECORD_SECONDS", 0)
-    there = study(tmp_path / "there", url, total=2)
+    url = f"journal:///{tmp_path / 'shared'}"
+    now = 1e9
+    monkeypatch.setattr("labrl.experiment.search.study.time.time", lambda: now)
+    there, here = study(tmp_path / "there", url, total=1), study(tmp_path / "here", url, total=1)
     left = next_of(there)
-    experiment = Experiment.begin(home, "search", [])
-    made = options("search", "search=none")
-    with experiment.lock():
-        queue = SearchQueue(study(home, url, total=2), experiment, "trial_{}".format, Need(1, None), made)
-        Machine.home = home
-        queue.run(Machine())
-    assert 300 <= now[0] - 1e9 <= 600
-    assert states(queue.study) == ["FAIL", "COMPLETE", "COMPLETE"]
-    assert queue.study.is_complete()
-    # The other machine was only asleep.
+    now += 300
+    here.beat()
+    assert here.ask() is None
+    assert not here.is_complete()
+    now += 1
+    here.beat()
+    assert states(here) == ["FAIL"]
+    another = next_of(here)
+    assert another.number == 1
+    play(here, tmp_path / "here", another)
+    assert here.is_complete()
+    # The machine was only asleep.
     folder = folder_of(tmp_path / "there", left)
     write_eval(folder, 10, 1.0)
     assert there.should_prune(left.number, folder)
     there.finish(left.number, folder)
-    assert states(there) == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert states(there) == ["FAIL", "COMPLETE"]
 
 
 def test_one_of_several_machines_confirms_the_best_trials(tmp_path: Path) -> None:
@@ -372,20 +351,6 @@ def test_return_of_a_failed_session_does_not_count(tmp_path: Path) -> None:
     assert returns_of(tmp_path) == (1.0,)
     read_end(trial, tmp_path / "gone")
     assert trial.status == "failed"
-
-
-def test_trial_that_was_refused_counts_by_its_present_end() -> None:
-    trial = TrialRecord(number=0, overrides=[], folder="0")
-    end_failed(trial, "wrong", WRONG_INPUT)
-
-    class Planner:
-        def plan(self, trial: TrialRecord, shown: bool) -> None:
-            trial.status, trial.error = "finished", None
-
-    launcher = WorkersLauncher()
-    launcher.planner = Planner()
-    launcher.start(trial, Need(1, None))
-    assert exit_code_of([trial]) == DONE
 
 
 def test_study_whose_choices_differ_is_refused(tmp_path: Path) -> None:

@@ -19,53 +19,21 @@ KEPT = studies.read(results.PAGE.with_suffix("") / "studies")
 
 CELL = next(cell for cell in cells() if cell.name == "pendulum_a2c")
 
-SPACE = {
-    "agent.lr.start": {
-        "name": "FloatDistribution",
-        "attributes": {"low": 1e-4, "high": 1e-2, "log": True, "step": None},
-    },
-    "agent.horizon": {"name": "CategoricalDistribution", "attributes": {"choices": [8, 16]}},
-}
+RECORDED = results.PAGE.with_suffix("") / "studies" / f"{CELL.name}.json"
 
 
-def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
-    """Write a finished search of A2C on Pendulum to `path`; `command` is that of its best trial."""
-    trials = [
-        {
-            "number": number,
-            "overrides": [f"hydra.run.dir={path}"],
-            "folder": str(number),
-            "status": "finished",
-            "params": {"agent.lr.start": 5e-4 * (1 + number), "agent.horizon": [8, 16][number % 2]},
-            "values": [-200.0 - number],
-            "state": ["complete", "pruned"][number % 2],
-            "intermediate": [[500 * (1 + row), -1000.0 + row / 3] for row in range(100)],
-            "error": None,
-            "host": "somewhere",
-        }
-        for number in range(12)
-    ]
-    confirm = {
-        "seeds": [1, 2],
-        "winner": 0,
-        "held": True,
-        "candidates": [
-            {"trial": 0, "mean": best, "values": [[best], [best]], "folders": [f"{path}/a"]},
-            {"trial": None, "mean": -455.0, "values": [[-455.0], [-455.0]], "folders": [f"{path}/b"]},
-        ],
-    }
-    search = {
-        "storage": f"sqlite:///{path}/study.db",
-        "study_name": "labrl",
-        "space": SPACE,
-        "objective": ["final_return"],
-        "directions": ["maximize"],
-        "confirm": confirm,
-        "best": {"trial": 0, "params": trials[0]["params"], "command": command},
-    }
+def experiment(path: Path, command: str) -> Experiment:
+    """Write the finished search of the cell to `path`; `command` is that of its best trial."""
+    info = json.loads(RECORDED.read_text())
+    info |= {"format_version": Experiment.FORMAT_VERSION, "status": "finished", "overrides": CELL.overrides}
+    for trial in info["trials"]:
+        trial |= {"overrides": [f"hydra.run.dir={path}"], "folder": "0", "status": "finished", "host": "here"}
+    info["trials"][0]["intermediate"] = [[500 * (1 + row), -1000.0 + row / 3] for row in range(100)]
+    info["search"] |= {"storage": f"sqlite:///{path}/study.db", "study_name": "labrl"}
+    for candidate in info["search"]["confirm"]["candidates"]:
+        candidate["folders"] = [f"{path}/a"]
+    info["search"]["best"]["command"] = command
     path.mkdir(parents=True)
-    info = {"kind": "search", "status": "finished", "overrides": CELL.overrides, "trials": trials}
-    info |= {"format_version": Experiment.FORMAT_VERSION, "search": search}
     (path / "experiment.json").write_text(json.dumps(info))
     return Experiment(path)
 
@@ -95,15 +63,16 @@ def test_stored_study_contains_no_paths_or_hosts(tmp_path: Path) -> None:
     study = kept(tmp_path)
     text = (tmp_path / "kept" / "pendulum_a2c.json").read_text()
     assert str(tmp_path) not in text.replace(str(tmp_path / "kept"), "")
-    assert "somewhere" not in text
+    assert '"here"' not in text
     assert study.info["command"].startswith("labrl -m hydra/sweeper=optuna experiment=slm_lab/pendulum")
-    assert [trial.state for trial in study.search.trials] == ["complete", "pruned"] * 6
+    before = json.loads(RECORDED.read_text())
+    assert [one.state for one in study.search.trials] == [one["state"] for one in before["trials"]]
     rows = study.search.trials[0].intermediate
     assert 10 <= len(rows) <= 11
     assert max(rows) == 50_000
-    assert (study.mean(0), study.mean(None)) == (-150.0, -455.0)
-    study.info["search"]["confirm"]["candidates"][1]["mean"] = None
-    assert "| −150.0 | – |" in studies.section([study])
+    assert study.info["search"]["confirm"] == before["search"]["confirm"]
+    study.info["search"]["confirm"]["candidates"][-1]["mean"] = None
+    assert "| −213.7 | – |" in studies.section([study])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +94,7 @@ def test_results_page_states_whether_a_preset_has_the_values_of_its_study(
     assert study.is_preset() == is_preset
     (line,) = (line for line in studies.section([study]).splitlines() if line.startswith("| pendulum"))
     frames = "30,000" if "max_frame" in change else "300,000"
-    assert line.startswith(f"| pendulum\\_a2c | {frames} | 12 | 6 | −150.0 | −455.0 | `agent.")
+    assert line.startswith(f"| pendulum\\_a2c | {frames} | 30 | 24 | −213.7 | −445.9 | `agent.")
     assert line.endswith("| has its values |" if is_preset else "| keeps its own |")
 
 
