@@ -43,7 +43,7 @@ exact: $(VENV)/.installed-dev ## test every agent interrupted and resumed, and a
 	$(BIN)/python -m pytest --hypothesis-profile=random -m 'not slow and not matrix' $$(grep -rl '^from hypothesis' tests --include 'test_*.py')
 	$(BIN)/python tests/support/exact_matrix.py $(ARGS)
 
-records: $(VENV)/.installed-dev ## compare rows, compositions, refusals or times with their record: make records ARGS="rows"
+records: $(VENV)/.installed-dev ## compare rows, compositions or refusals with their record: make records ARGS="rows"
 	$(BIN)/python tests/records/records.py $(ARGS)
 
 mutants: $(VENV)/.installed-dev ## change the code in 60 wrong ways, and check that tests notice: make mutants ARGS="--jobs 2"

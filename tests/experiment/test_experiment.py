@@ -4,14 +4,12 @@ missing or unfinished trials can be run later.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -31,7 +29,6 @@ from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import hydra_initialized
 from labrl.errors import DONE, WRONG_INPUT
 from labrl.experiment.grid import combinations
-from labrl.processes.output import SteadyStream
 from labrl.run.experiment import Experiment
 from labrl.run.signature import signed
 from labrl.session.devices import available_cpus
@@ -49,17 +46,11 @@ def the_experiment() -> Path:
 
 def trials(folder: Path) -> dict[str, tuple[str, str]]:
     """Return the folder and the status of each trial, by the overrides that distinguish it."""
-    return {
-        " ".join(
-            override
-            for override in trial.overrides
-            if override.startswith(("seed", "agent", "env=", "env.num"))
-        ): (
-            trial.folder,
-            trial.status,
-        )
-        for trial in Experiment.open(folder).trials()
-    }
+    found = {}
+    for trial in Experiment.open(folder).trials():
+        own = [one for one in trial.overrides if one.startswith(("seed", "agent", "env=", "env.num"))]
+        found[" ".join(own)] = trial.folder, trial.status
+    return found
 
 
 def frame(folder: Path) -> int:
@@ -67,25 +58,6 @@ def frame(folder: Path) -> int:
         return json.loads((folder / "session_0" / "progress.json").read_text())["frame"]
     except FileNotFoundError:
         return 0
-
-
-@pytest.mark.extended
-@two_at_once
-def test_sigusr2_saves_a_checkpoint_of_each_running_trial_and_training_goes_on(tmp_path: Path) -> None:
-    folders = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
-    with experiment_running(
-        *QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e8", "seed=0,1"
-    ) as process:
-        wait_for(lambda: all(map(frame, folders)), process)
-        os.kill(process.pid, signal.SIGUSR2)
-        checkpoints = "session_0/checkpoints/frame_*/manifest.json"
-        wait_for(lambda: all(list(folder.glob(checkpoints)) for folder in folders), process)
-        reached = [frame(folder) for folder in folders]
-        wait_for(lambda: all(frame(one) > then for one, then in zip(folders, reached, strict=True)), process)
-        os.kill(process.pid, signal.SIGTERM)
-        process.communicate()
-    assert process.returncode == 143
-    assert trial_statuses(tmp_path / "e") == ["interrupted", "interrupted"]
 
 
 @pytest.mark.extended
@@ -145,32 +117,21 @@ def test_failed_trial_is_listed_with_its_error_and_the_others_continue(
     assert Experiment.open(the_experiment()).recorded_status == "failed"
 
 
-@needs_proc
-def test_edit_that_changes_the_past_is_refused_before_any_trial_runs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["-m", *QUICK, ONE_PROCESS, "seed=1,2"]) == 0
-    record = (the_experiment() / "experiment.json").read_bytes()
-    capsys.readouterr()
-    assert main(["-m", "+resume=latest", "meta.episode_window=50"]) == 2
-    output = capsys.readouterr().err
-    (row,) = [line.split() for line in output.splitlines() if "meta.episode_window  " in line]
-    assert row[1:] == ["meta.episode_window", "100", "50"]
-    assert (the_experiment() / "experiment.json").read_bytes() == record
-
-
 @pytest.mark.extended
 @two_at_once
-def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
-    overrides = [*QUICK, "meta.log_frequency=50", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+def test_killed_worker_fails_only_its_own_trial_and_sigusr2_saves_the_others(tmp_path: Path) -> None:
+    overrides = [*QUICK, "meta.log_frequency=1e8", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
     with experiment_running(*overrides, PACED, "env.max_frame=1e9") as process:
-        wait_for(lambda: last_row(first) and last_row(second), process)
+        wait_for(lambda: frame(first) and frame(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
-        wait_for(lambda: last_row(third), process)
-        reached = last_row(second)
-        wait_for(lambda: last_row(second) > reached, process)
+        wait_for(lambda: frame(third), process)
         wait_for(lambda: trial_statuses(tmp_path / "e") == ["failed", "running", "running"], process)
+        os.kill(process.pid, signal.SIGUSR2)
+        checkpoints = "session_0/checkpoints/frame_*/manifest.json"
+        wait_for(lambda: all(list(folder.glob(checkpoints)) for folder in (second, third)), process)
+        reached = frame(second), frame(third)
+        wait_for(lambda: frame(second) > reached[0] and frame(third) > reached[1], process)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate()
     assert process.returncode == 143
@@ -182,29 +143,17 @@ def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
 @pytest.mark.extended
 @needs_proc
 @two_at_once
-@pytest.mark.parametrize("stopped_by", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
-def test_resumed_experiment_equals_an_uninterrupted_one(
-    stopped_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_killed_and_resumed_experiment_equals_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every, endless = "meta.log_frequency=200", "env.max_frame=1e9"
     overrides = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with experiment_running(*overrides) as process:
         wait_for(lambda: last_row(first) and last_row(second), process)
-        if stopped_by == "ctrl-c":
-            os.killpg(process.pid, signal.SIGINT)
-        else:
-            os.kill(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()  # returns when the last worker has closed its output
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()  # returns when the last worker has closed its output
     folder = Experiment.open("e")
-    if stopped_by == "ctrl-c":
-        assert process.returncode == 130
-        assert "Traceback" not in output
-        assert f"labrl -m +resume={tmp_path / 'e'}" in output
-        assert (folder.recorded_status, trial_statuses(folder.path)) == (
-            "interrupted",
-            ["interrupted", "interrupted", "waiting"],
-        )
     for run in (first, second):
         assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
         assert list((run / "session_0" / "checkpoints").glob("frame_*"))
@@ -251,13 +200,6 @@ def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
     assert len(trial_statuses(folder)) == 3
 
 
-def test_resume_with_a_larger_budget_continues_every_trial(tmp_path: Path) -> None:
-    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1", "hydra.sweep.dir=e"]) == 0
-    assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
-    assert trial_statuses(Path("e")) == ["finished", "finished"]
-    assert [frame(tmp_path / "e" / f"{number}_random_cartpole") for number in (0, 1)] == [512, 512]
-
-
 @pytest.mark.extended
 def test_resume_distinguishes_trials_by_budget_or_drawn_seed() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=256,512", "seed=0", "hydra.sweep.dir=e"]) == 0
@@ -269,12 +211,7 @@ def test_resume_distinguishes_trials_by_budget_or_drawn_seed() -> None:
         assert {path: path.read_bytes() for path in Path(folder).glob("*/**/*") if path.is_file()} == before
 
 
-LEARNING = [
-    *QUICK[2:],
-    "env.num_envs=4",
-    "hydra.sweep.dir=e",
-    ONE_PROCESS,
-]
+LEARNING = [*QUICK[2:], "env.num_envs=4", "hydra.sweep.dir=e", ONE_PROCESS]
 PPO = ["agent.horizon=32", "agent.batch_size=128", "agent.epochs=1"]
 
 
@@ -282,10 +219,6 @@ def overrides_of(folder: Path) -> list[dict[str, str]]:
     """Return the latest overrides of each run in `folder` as a dictionary, in the order of the run names."""
     found = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*/overrides.yaml"))]
     return [dict(override.split("=", 1) for override in overrides) for overrides in found]
-
-
-def the_config(run: str) -> dict[str, Any]:
-    return yaml.safe_load((Path(run) / "config.yaml").read_text())
 
 
 @pytest.mark.extended
@@ -305,20 +238,14 @@ def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
         assert main(longer) == 0
         assert trial_statuses(Path("e")) == ["finished", "finished"]
         assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [int(budget)] * 2
-        for trial in sorted(Path("e").glob("*_ppo_cartpole")):
-            (first, _), (_, second) = the_config(str(trial))["agent"]["lr"]["parts"]
-            assert (first, second > 0) == (0, True)
     assert main(["-m", "+resume=e", "seed=0,1,2"]) == 0
     assert [(overrides["seed"], overrides["env.max_frame"]) for overrides in overrides_of(Path("e"))] == [
         (str(seed), "640") for seed in range(3)
     ]
     info = json.loads((Path("e") / "experiment.json").read_text())
     assert info["command"] == ["labrl", "-m", *LEARNING, *PPO, "seed=0,1"]
-    assert [entry["edits"][0] for entry in info["resumes"]] == [
-        "env.max_frame=512",
-        "env.max_frame=640",
-        "seed=0,1,2",
-    ]
+    edits = ["env.max_frame=512", "env.max_frame=640", "seed=0,1,2"]
+    assert [entry["edits"][0] for entry in info["resumes"]] == edits
     run = json.loads((Path("e") / "0_ppo_cartpole" / "run.json").read_text())
     assert [entry["command"][:3] for entry in run["resumes"]] == [["labrl", "-m", "+resume=e"]] * 2
     assert run["resumes"][1]["edits"] == ["env.max_frame=640"]
@@ -366,17 +293,18 @@ def test_resumed_trial_keeps_its_drawn_seed() -> None:
     assert seeds[0] != seeds[1]
 
 
+def returns_in(folder: str) -> dict[str, float]:
+    """Return the mean return of each run on CartPole in a folder by its path."""
+    runs = Path(folder).glob("*_cartpole/run.json")
+    return {str(run.parent): json.loads(run.read_text())["sessions"][0]["return_mean"] for run in runs}
+
+
 def test_command_for_a_run_refuses_an_experiment_and_lists_its_trials(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The error lists the trials with their returns and suggests the command for the best one."""
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=e"]) == 0
-    returns = {
-        f"e/{seed}_random_cartpole": json.loads(Path(f"e/{seed}_random_cartpole/run.json").read_text())[
-            "sessions"
-        ][0]["return_mean"]
-        for seed in range(3)
-    }
+    returns = returns_in("e")
     best = max(returns, key=lambda path: returns[path])
     for command in ("labrl +resume=", "labrl +enjoy=", "labrl +rerun=", "labrl-replay "):
         capsys.readouterr()
@@ -390,20 +318,16 @@ def test_command_for_a_run_refuses_an_experiment_and_lists_its_trials(
 
 
 def test_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["-m", *QUICK, "env=cartpole,acrobot", ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=runs/e"]) == 0
-    )
-    returns = {
-        run.parent.name: json.loads(run.read_text())["sessions"][0]["return_mean"]
-        for run in Path("runs/e").glob("*_cartpole/run.json")
-    }
-    best = max(returns, key=lambda name: returns[name])
+    overrides = [*QUICK, "env=cartpole,acrobot", ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=runs/e"]
+    assert main(["-m", *overrides]) == 0
+    returns = returns_in("runs/e")
+    best = max(returns, key=lambda path: returns[path])
     capsys.readouterr()
     assert main(["env=cartpole", "+enjoy=latest", "episodes=1", "videos=0"]) == 0
     output = capsys.readouterr().out
     assert best in output
     assert f"{returns[best]:,.1f}" in output
-    assert (Path("runs/e") / best / "enjoy").exists()
+    assert (Path(best) / "enjoy").exists()
     assert main(["env=cartpole", "+rerun=latest"]) == 0
     assert best in capsys.readouterr().out
 
@@ -411,7 +335,7 @@ def test_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFixture
         shutil.rmtree(run.parent)
     assert main(["+enjoy=latest", "episodes=1"]) == 2, "returns of two environments must not be compared"
     message = capsys.readouterr().err
-    assert f"runs/e/{best}" in message
+    assert best in message
     assert "_acrobot" in message
     assert main(["+resume=latest"]) == 2
     assert "labrl -m +resume=runs/e" in capsys.readouterr().err
@@ -425,18 +349,13 @@ def test_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFixture
         (["+resume=latest"], ["runs", "labrl -m +resume="]),
         (["+resume=alone"], ["alone", "-m", "labrl +resume=alone"]),
         (["+resume=e/0_random_cartpole"], ["e/0_random_cartpole", ", e\n"]),
-        (["+rerun=e"], ["+rerun", "-m"]),
         (["+resume=e", "hydra.sweep.dir=f"], ["hydra.sweep.dir=f"]),
         (["hydra.sweep.dir=e", *QUICK, "seed=1"], ["hydra.sweep.dir", "labrl -m +resume="]),
         ([*QUICK, "seed=interval(0,1)"], ["seed=interval(0,1)", "hydra/sweeper=optuna", "seed=1,2,3"]),
         ([*QUICK, "seed=1,2", "hydra.launcher.n_jobs=0"], ["hydra.launcher.n_jobs", "-1"]),
-        ([*QUICK, "seed=1,2", "meta.num_gpus=99"], ["meta.num_gpus", "99"]),
-        ([*QUICK, "seed=1,2", "meta.num_cpus=9999"], ["meta.num_cpus", "9999"]),
         ([*QUICK, "seed=1,2,3,4", "meta.max_trial=2"], ["meta.max_trial=2", "4"]),
         ([*QUICK, "+resume=e", "seed=0,1", "meta.max_trial=1"], ["meta.max_trial=1", "2"]),
         ([*QUICK, "seed=1,2", "hydra/launcher=nonesuch"], ["hydra/launcher=nonesuch"]),
-        ([*QUICK, "seed="], ["seed", "''"]),
-        ([*QUICK, "seed=0,,1"], ["seed=0,,1"]),
         ([*QUICK, "seed=0,x,1"], ["seed=x"]),
         ([*QUICK, "env.max_frame=256,0", "seed=0"], ["env.max_frame=0"]),
         ([*QUICK, "seed=0,1,0"], ["seed=0"]),
@@ -461,17 +380,7 @@ def test_wrong_input_is_refused_before_any_trial_runs(
 
 def test_grid_accepts_presets_and_max_trial_is_only_an_upper_limit() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "meta=fast_atari", "meta.max_session=1", "seed=0,1"]) == DONE
-    assert trial_statuses(the_experiment()) == ["finished", "finished"]
     assert main(["-m", *QUICK, ONE_PROCESS, "meta.max_trial=3", "seed=0,1", "hydra.sweep.dir=e"]) == DONE
     assert main(["-m", "+resume=e", "seed=2,3"]) == WRONG_INPUT
     assert main(["-m", "+resume=e", "seed=2,3", "meta.max_trial=4"]) == DONE
     assert trial_statuses(Path("e")) == ["finished"] * 4
-
-
-def test_labeled_lines_are_written_whole() -> None:
-    stream = io.StringIO()
-    lines = SteadyStream(stream, "[0] ")
-    lines.write("twelve words wide and more\nsho")
-    assert stream.getvalue() == "[0] twelve words wide and more\n"
-    lines.write("rt\n")
-    assert stream.getvalue().splitlines()[1:] == ["[0] short"]

@@ -18,6 +18,7 @@ from labrl.experiment.search.space import BEST, Space
 
 SEARCH = ["-m", "hydra/sweeper=optuna", "env=cartpole", "meta.max_trial=2"]
 LR = "agent.lr=tag(log, interval(1e-4, 1e-2))"
+WRONG_STORAGE = ["hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"]
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -30,35 +31,25 @@ pytestmark = pytest.mark.usefixtures("own_folder")
         ([], "search"),
         (["agent.lrr=interval(0.1, 1)"], "agent.lrr"),
         (["agent.lr=interval(-2.0, -1.0)"], "agent.lr"),
-        (["agent.epochs=interval(1,4)"], "agent.epochs"),
-        (["agent.lr=choice(a, b)"], "agent.lr"),
         (["agent/network=choice(mpl, auto)"], "mpl"),
         (["~agent.lr", "+agent.lr=choice(a, 1e-3)"], "agent.lr"),
         (["agent.lr=tag(logg, interval(1e-4, 1e-2))"], "logg"),
-        (["agent.lr=loguniform(1e-4,1e-2)"], "agent.lr"),
         (["search=ppo", "agent=dqn"], "agent.horizon"),
-        (["search=ppo,dqn"], "search=ppo,dqn"),
         ([LR, "search/pruner=asha,none"], "search/pruner=asha,none"),
         # the trials and their number
         ([LR, "agent.epochs=0"], "agent.epochs"),
         ([LR, "meta.num_cpus=9999", "hydra.sweeper.n_jobs=2"], "meta.num_cpus"),
-        ([LR, "hydra.sweeper.n_jobs=1.5"], "hydra.sweeper.n_jobs"),
         ([LR, "hydra.sweeper.n_trials=many"], "hydra.sweeper.n_trials"),
         ([LR, "hydra/launcher=joblib"], "hydra/launcher"),
         # objective, pruner, sampler, storage
-        ([LR, "search.objective=[final_return,wall]"], "search.objective"),
         ([LR, "search.objective=reward"], "search.objective"),
         ([LR, "search.objective=info/speed"], "search.objective"),
-        ([LR, "hydra.sweeper.direction=[maximize,minimize]"], "hydra.sweeper.direction"),
         ([LR, "search/pruner=median", "search.pruner.startup_trials=3"], "search.pruner.startup_trials"),
         ([LR, "hydra/sweeper/sampler=grid"], "hydra.sweeper.sampler"),
         ([LR, "hydra.sweeper.sampler.n_startup_trials=many"], "hydra.sweeper.sampler"),
         ([LR, "hydra.sweeper.custom_search_space=a.b"], "hydra.sweeper.custom_search_space"),
         ([LR, "hydra.sweeper.storage=sqlite:///study.db"], "hydra.sweeper.study_name"),
-        (
-            [LR, "hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"],
-            "hydra.sweeper.storage=study.db",
-        ),
+        ([LR, *WRONG_STORAGE], "hydra.sweeper.storage=study.db"),
     ],
 )
 def test_wrong_search_is_refused_with_its_key_and_leaves_no_folder(
@@ -83,8 +74,7 @@ def test_number_of_trials_replaces_that_of_the_space_and_fixed_keys_are_those_of
     overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The storage is checked last, so that only this error appears if the overrides are accepted.
-    wrong_storage = ["hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"]
-    assert main([*SEARCH[:-1], *overrides, *wrong_storage]) == WRONG_INPUT
+    assert main([*SEARCH[:-1], *overrides, *WRONG_STORAGE]) == WRONG_INPUT
     message = capsys.readouterr().err
     assert "hydra.sweeper.storage=study.db" in message
     assert "n_trials" not in message
@@ -157,18 +147,12 @@ def test_labrl_sweeper_replaces_hydras_and_keeps_its_samplers() -> None:
     assert compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.n_trials == 20
 
 
-@pytest.mark.parametrize("more", [[], ["experiment=slm_lab/acrobot"]])
-def test_best_recipe_composes_to_the_configuration_of_the_best_trial(tmp_path: Path, more: list[str]) -> None:
-    overrides = [
-        "env=acrobot",
-        "agent/network=mlp",
-        "+env.kwargs.new='a, b'",
-        "transforms.reward=null",
-        "env.num_envs=4",
-    ]
+def test_best_recipe_composes_to_the_configuration_of_the_best_trial(tmp_path: Path) -> None:
+    overrides = ["env=acrobot", "agent/network=mlp", "+env.kwargs.new='a, b'", "transforms.reward=null"]
+    overrides += ["env.num_envs=4", "experiment=slm_lab/acrobot"]
     searched = [LR, "agent.network.torso.hidden=choice([64,64],[32])"]
     choices = {"agent": "ppo", "env": "acrobot", "agent/network": "mlp", "experiment": "slm_lab/acrobot"}
-    recipe = Space.of({}, [*overrides, *more, *searched], choices)
+    recipe = Space.of({}, [*overrides, *searched], choices)
     params = {"agent.lr": 2.5e-4, "agent.network.torso.hidden": "[32]"}
     path = tmp_path / BEST
     path.parent.mkdir()
@@ -179,7 +163,6 @@ def test_best_recipe_composes_to_the_configuration_of_the_best_trial(tmp_path: P
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "search.md").read_text().replace("\\\n", " ")
 COMMANDS = re.findall(r"^    (labrl -m hydra/sweeper=optuna .*)$", PAGE, re.MULTILINE)
-CHECKED: set[tuple[object, ...]] = set()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -191,12 +174,8 @@ def test_commands_in_the_search_guide_compose_with_a_search_space(command: str) 
     choices = dict(cfg.hydra.runtime.choices)
     found = Space.of(config.search.space, [one for one in overrides if not one.startswith("hydra")], choices)
     assert found.distributions
-    assert cfg.hydra.sweeper.n_trials >= 20
-    space = choices["search"], choices["agent"], choices["env"], *found.distributions
-    if space not in CHECKED:  # most commands search the same space and differ only in where they run
-        check_space(found)
-        check_ready(found)
-        CHECKED.add(space)
+    check_space(found)
+    check_ready(found)
 
 
 def test_refused_search_leaves_existing_folders_unchanged() -> None:

@@ -66,29 +66,6 @@ def kill_after(process: Command, home: Path, rows: int, whole_group: bool) -> No
     process.communicate()
 
 
-def kill_and_compare(folder: Path, kills: int, total: int) -> None:
-    """Check that a search killed and resumed `kills` times has the same trials as an uninterrupted one."""
-    overrides = (
-        f"meta.max_trial={total}",
-        "hydra.sweeper.n_jobs=1",
-        "hydra.sweeper.sampler.n_startup_trials=2",
-    )
-    uninterrupted = [
-        *COMMAND,
-        *overrides,
-        f"hydra.sweep.dir={folder / 'uninterrupted'}",
-        "hydra.launcher.n_jobs=1",
-    ]
-    assert main(uninterrupted) == 0
-    killed = folder / "killed"
-    chance = random.Random(kills)
-    for _ in range(kills):
-        kill_after(start(killed, *overrides), killed, chance.randint(1, 6), chance.random() < 0.5)
-    wait_for(start(killed, *overrides))
-    assert len(proposals(killed)) == total
-    assert proposals(killed) == proposals(folder / "uninterrupted")
-
-
 @needs_proc
 def test_search_runs_no_more_trials_at_once_than_its_launcher_may(tmp_path: Path) -> None:
     overrides = ["hydra.launcher.n_jobs=1", PACED, "env.max_frame=1e6", "meta.log_frequency=50"]
@@ -119,19 +96,28 @@ def test_interrupted_search_prints_its_trials_and_how_to_resume(tmp_path: Path) 
     assert f"labrl -m +resume={home}" in after
 
 
-def test_killed_and_resumed_search_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    kill_and_compare(tmp_path, kills=1, total=3)
+@pytest.mark.parametrize(("kills", "total"), [(1, 3), pytest.param(5, 8, marks=pytest.mark.slow)])
+def test_killed_and_resumed_search_equals_an_uninterrupted_one(
+    tmp_path: Path, kills: int, total: int
+) -> None:
+    overrides = [f"meta.max_trial={total}", "hydra.sweeper.n_jobs=1"]
+    overrides += ["hydra.sweeper.sampler.n_startup_trials=2"]
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    one_by_one = "hydra.launcher.n_jobs=1"
+    assert main([*COMMAND, *overrides, one_by_one, f"hydra.sweep.dir={uninterrupted}"]) == 0
+    chance = random.Random(kills)
+    for _ in range(kills):
+        kill_after(start(killed, *overrides), killed, chance.randint(1, 6), chance.random() < 0.5)
+    wait_for(start(killed, *overrides))
+    assert len(proposals(killed)) == total
+    assert proposals(killed) == proposals(uninterrupted)
 
 
 @pytest.mark.slow
-def test_search_killed_five_times_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    kill_and_compare(tmp_path, kills=5, total=8)
-
-
-def two_machines(folder: Path, url: str) -> None:
-    """Check that two commands that run at once share the trials of a study and run none twice."""
+def test_two_commands_share_the_trials_through_a_journal_file(tmp_path: Path) -> None:
+    url = f"journal:///{tmp_path / 'study.journal'}"
     overrides = (f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=shared", "meta.max_trial=4")
-    homes = [folder / name for name in "ab"]
+    homes = [tmp_path / name for name in "ab"]
     launchers = ("hydra/launcher=local", "hydra.launcher.n_jobs=1")
     machines = zip(homes, launchers, strict=True)
     for process in [start(home, *overrides, "hydra.sweeper.n_jobs=1", one) for home, one in machines]:
@@ -145,40 +131,11 @@ def two_machines(folder: Path, url: str) -> None:
     assert max(map(sum, counts)) == max(map(len, counts)) == len(numbers)
 
 
-@pytest.mark.slow
-def test_two_commands_share_the_trials_through_a_journal_file(tmp_path: Path) -> None:
-    two_machines(tmp_path, f"journal:///{tmp_path / 'study.journal'}")
-
-
-def machines_with_stubs(folder: Path, url: str, total: int = 24) -> None:
-    """Check that two machines run each trial once when trials of 10 ms make them contend for the storage."""
-    arguments = ("benchmarks.scheduling", "machine", url, str(total), "3")
-    homes = [folder / name for name in "ab"]
-    machines = [start_module(*arguments, str(home), cwd=Path(__file__).parents[2]) for home in homes]
-    for machine in machines:
-        wait_for(machine)
-    ran = [line.split()[0] for home in homes for line in (home / "ran").read_text().splitlines()]
-    assert sorted(map(int, ran)) == list(range(len(ran)))
-    assert len(ran) in (total, total + 1), "each further machine may run one more"
-    assert max(len(info(home)["trials"]) for home in homes) == len(ran)
-
-
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
-def test_two_machines_run_each_of_many_short_trials_once(tmp_path: Path, kind: str) -> None:
-    machines_with_stubs(tmp_path, f"{kind}:///{tmp_path / 'study'}")
-
-
-def postgresql_programs() -> Path | None:
-    """Return the folder of PostgreSQL's programs from PATH or, as on Debian, from /usr/lib/postgresql."""
-    found = shutil.which("initdb")
-    places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    return next((place for place in reversed(places) if (place / "initdb").exists()), None)
-
-
 @pytest.fixture(scope="module")
 def postgresql() -> Iterator[str]:
     """Run a PostgreSQL server on the loopback interface as an unprivileged user, and yield its URL."""
-    programs = postgresql_programs()
+    path = [os.environ["PATH"], *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]  # as on Debian
+    programs = shutil.which("initdb", path=os.pathsep.join(path))
     if programs is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     pytest.importorskip("psycopg", reason="needs the extra search")
@@ -197,28 +154,30 @@ def postgresql() -> Iterator[str]:
             ["initdb", "-D", data, "-A", "trust", "-U", "labrl", "--no-sync"],
             ["pg_ctl", "-D", data, "-l", log, "-o", options, "-w", "start"],
         ):
-            done = subprocess.run(
-                [programs / command[0], *command[1:]],
-                user=user,
-                cwd=home,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+            program = Path(programs).with_name(command[0])
+            subprocess.run(
+                [program, *command[1:]], user=user, cwd=home, stdout=subprocess.DEVNULL, check=True
             )
-            if done.returncode:
-                pytest.skip(f"PostgreSQL does not start here: {done.stderr.strip()[-200:]}")
         yield f"postgresql://labrl@127.0.0.1:{port}/postgres"
     finally:
-        stop = [programs / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop"]
+        stop = [Path(programs).with_name("pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop"]
         subprocess.run(stop, user=user, cwd="/", capture_output=True, check=False)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def test_two_machines_share_the_trials_through_postgresql(tmp_path: Path, postgresql: str) -> None:
-    two_machines(tmp_path, postgresql)
-
-
-def test_two_machines_run_each_of_many_short_trials_once_through_postgresql(
-    tmp_path: Path, postgresql: str
+@pytest.mark.parametrize("kind", ["journal", "sqlite", "postgresql"])
+def test_two_machines_run_each_of_many_short_trials_once(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    machines_with_stubs(tmp_path, postgresql)
+    """Trials of 10 ms make the machines contend for the storage."""
+    server = kind == "postgresql"
+    url = request.getfixturevalue("postgresql") if server else f"{kind}:///{tmp_path / 'study'}"
+    arguments, total = ("benchmarks.scheduling", "machine", url, "24", "3"), 24
+    homes = [tmp_path / name for name in "ab"]
+    machines = [start_module(*arguments, str(home), cwd=Path(__file__).parents[2]) for home in homes]
+    for machine in machines:
+        wait_for(machine)
+    ran = [line.split()[0] for home in homes for line in (home / "ran").read_text().splitlines()]
+    assert sorted(map(int, ran)) == list(range(len(ran)))
+    assert len(ran) in (total, total + 1), "each further machine may run one more"
+    assert max(len(info(home)["trials"]) for home in homes) == len(ran)

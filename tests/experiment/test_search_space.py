@@ -84,18 +84,6 @@ def test_wrong_space_is_refused_with_its_key(override: str, code: str, key: str)
     assert (refused.value.code, refused.value.key) == (code, key)
 
 
-def test_spaces_have_equal_json_only_if_they_are_equal() -> None:
-    assert space("a=choice(1,2)").as_json() == space("a=1,2").as_json()
-    assert space("a=choice(1,2)").as_json() != space("a=choice(1,3)").as_json()
-
-
-def test_quoted_choice_reaches_its_trial_unchanged() -> None:
-    found = space("agent.updates_per_frame=choice('1/8', '1/4')")
-    first, _ = found.distributions["agent.updates_per_frame"].choices  # type: ignore[attr-defined]
-    (override,) = found.overrides({"agent.updates_per_frame": first})
-    assert OverridesParser.create().parse_override(override).value() == "1/8"
-
-
 def test_space_of_a_file_may_have_lists_and_quoted_text_as_choices() -> None:
     found = space(ready={"hidden": "choice([64,64],[32])"}, params={"rate": "choice('1/8','1/4')"})
     assert set(found.distributions) == {"hidden", "rate"}

@@ -28,12 +28,9 @@ def shares(machine: Machine, need: Need) -> list[Share]:
     [
         ({}, 100, 8, 1),
         ({}, 4, 4, 2),
-        ({}, 3, 4, 2),
         ({}, 1, 1, 8),
         ({"max_session": 4}, 100, 2, 4),
-        ({"max_session": 100}, 100, 1, 8),
         ({"num_cpus": 2}, 100, 4, 2),
-        ({"num_cpus": 2, "max_session": 4}, 100, 4, 2),
         ({"num_cpus": 0.5}, 100, 8, 1),
         ({"num_cpus": "many", "max_session": None}, 100, 8, 1),
     ],
@@ -54,11 +51,9 @@ def test_cores_are_divided_among_trials_and_never_given_twice(
     ("num_gpus", "given"),
     [
         (0, [()] * 8),
-        (0.5, [("0",), ("1",), ("0",), ("1",)]),
-        (0.25, [("0",), ("1",), ("0",), ("1",), ("0",), ("1",), ("0",), ("1",)]),
+        (0.4, [("0",), ("1",), ("0",), ("1",)]),
         (1, [("0",), ("1",)]),
         (1.5, [("0", "1")]),
-        (2, [("0", "1")]),
         (None, [("0",), ("1",)] * 4),
     ],
 )
@@ -71,39 +66,10 @@ def test_trials_are_spread_over_the_gpus(num_gpus: float | None, given: list[tup
     assert [share.gpus for share in shares(machine, Need(1, num_gpus))] == given
 
 
-def test_trial_waits_if_no_gpu_has_enough_room_left() -> None:
-    machine = Machine(cores=8, gpus=["0"])
-    third = [machine.take(Need(1, 0.4)) for _ in range(3)]
-    assert third[2] is None
-    assert machine.take(Need(1, 1)) is None
-    assert machine.take(Need(1, 0)) is not None
-
-
-@pytest.mark.parametrize(
-    ("meta", "key", "there"),
-    [
-        ({"num_gpus": 3}, "meta.num_gpus", "=2"),
-        ({"num_gpus": 2.5}, "meta.num_gpus", "=2"),
-        ({"num_cpus": 9}, "meta.num_cpus", "=8"),
-        ({"num_cpus": 8.5}, "meta.num_cpus", "=8"),
-    ],
-    ids=str,
-)
-def test_need_greater_than_the_machine_is_refused(meta: dict[str, float], key: str, there: str) -> None:
-    machine = Machine(cores=8, gpus=["0", "1"])
-    with refused("resources", key) as error:
-        machine.check(Need.of(meta, 4, machine.cores))
-    assert there in str(error.value)
-
-
 @pytest.mark.parametrize("override", ["meta.num_cpus=10000", "meta.num_gpus=99"])
 @pytest.mark.parametrize(
     "command",
-    [
-        [],
-        ["-m", "seed=1,2"],
-        ["-m", "hydra/launcher=submitit_local"],
-    ],
+    [[], ["-m", "seed=1,2"], ["-m", "hydra/launcher=submitit_local"]],
     ids=" ".join,
 )
 def test_commands_refuse_more_resources_than_the_machine_has(
@@ -125,15 +91,8 @@ def test_trial_may_ask_for_all_cores_though_it_was_given_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NUM_CPUS, "1")
-    overrides = [
-        "agent=random",
-        "env.max_frame=100",
-        "meta.report=false",
-        "meta.videos=false",
-        "wandb=disabled",
-    ]
-    overrides += [f"meta.num_cpus={machine_cpus()}", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert labrl.train(overrides).exit_code == 0
+    overrides = ["agent=random", "env.max_frame=100", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert labrl.train([*overrides, f"meta.num_cpus={machine_cpus()}"]).exit_code == 0
 
 
 def test_slots_are_passed_on_by_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +105,7 @@ def test_slots_are_passed_on_by_environment_variables(monkeypatch: pytest.Monkey
     assert threads_per_session(None, 1) == 1
 
 
-@pytest.mark.parametrize("given", ["0", "two", "-1", "1.5"])
+@pytest.mark.parametrize("given", ["0", "two", "1.5"])
 def test_wrong_number_of_cores_in_the_environment_is_refused(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

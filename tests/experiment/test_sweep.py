@@ -8,7 +8,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +29,14 @@ QUICK = [
 PIXEL = base64.b64encode(b"\x89PNG").decode()[:5]
 
 
-class Page(HTMLParser):
-    """The images, videos and table of HTML, whose elements must all be closed."""
+def sources(tag: str, page: str) -> list[str]:
+    """Return the sources of the images or videos of HTML."""
+    return re.findall(rf'<{tag}[^>]* src="([^"]*)"', page)
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: dict[str, list[str]] = {"img": [], "video": []}
-        self.cells: dict[str, list[str]] = {"th": [], "td": []}
-        self.feed(text)
-        assert not self.open
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag in self.sources:
-            self.sources[tag].append(str(dict(attributes)["src"]))
-        if tag in self.cells:
-            self.cells[tag].append("")
-        if tag not in ("img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in self.cells:
-            self.cells[self.open[-1]][-1] += data
+def cells(tag: str, page: str) -> list[str]:
+    """Return the text of the cells of a table of HTML."""
+    return re.findall(rf"<{tag}[^>]*>([^<]*)</{tag}>", page)
 
 
 @pytest.fixture(scope="module")
@@ -102,17 +84,13 @@ def test_result_as_data_frames(grid: labrl.SweepResult) -> None:
         grid.to_polars("sessions")
 
 
-@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
 def test_missing_pandas_is_one_sentence_with_what_to_install(
-    package: str, grid: labrl.SweepResult, monkeypatch: pytest.MonkeyPatch
+    grid: labrl.SweepResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pandas", "pyarrow"):
-        monkeypatch.setitem(sys.modules, name, None if name == package else labrl)
-    with refused("not-installed", "to_pandas", package, "[pandas]"):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with refused("not-installed", "to_pandas", "pandas", "[pandas]"):
         grid.to_pandas()
-
-
-def test_result_as_data_frame_of_pandas(grid: labrl.SweepResult) -> None:
+    monkeypatch.undo()
     pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     assert grid.to_pandas()["seed"].tolist() == [1, 2, 3, 1, 2, 3]
@@ -141,7 +119,6 @@ def test_failed_trial_is_in_the_result_and_raised_on_request(tmp_path: Path) -> 
     assert result.trials[1]["folder"] is None
     assert "trial 1" in str(caught.value)
     assert "trial 1" in repr(result)
-    Page(result._repr_html_())
 
 
 @pytest.mark.extended
@@ -168,17 +145,12 @@ def test_sweep_leaves_the_caller_as_it_was(grid: labrl.SweepResult) -> None:
     ("overrides", "code", "key"),
     [
         ("seed=0,1", "usage", "labrl.sweep"),
-        ([0, 1], "usage", "labrl.sweep"),
-        ({"seed": [0, 1]}, "usage", "labrl.sweep"),
         ([], "usage", "labrl.sweep"),
         (["env=cartpole", "seed=1"], "usage", "labrl.sweep"),
-        (["-m", "seed=0,1"], "usage", "-m"),
         (["+enjoy=latest"], "usage", "+enjoy"),
         (["+rerun=latest", "seed=0,1"], "contradiction", "-m"),
         (["+resume=nowhere"], "not-found", "nowhere"),
         (["pong", "seed=0,1"], "syntax", "pong"),
-        (["agent.lr=((", "seed=0,1"], "syntax", "agent.lr"),
-        (["env.max_fram=1,2"], "unknown-key", "env.max_fram"),
         (["agent.lr=-1,-2"], "range", "agent.lr"),
         (["hydra.run.dir=here", "seed=0,1"], "usage", "hydra.run.dir"),
     ],
@@ -194,8 +166,6 @@ def test_wrong_input_is_refused_before_anything_is_written(overrides: Any, code:
     "call",
     [
         lambda: labrl.train(["env.max_fram=10"]),
-        lambda: labrl.train(["agent.lr=1", "env.max_frame=many"]),
-        lambda: labrl.sweep(["agent.lrr=1,2"]),
         lambda: labrl.sweep(["agent.lr=((", "seed=0,1"]),
         lambda: labrl.load("nowhere"),
         lambda: labrl.runs("nowhere"),
@@ -231,11 +201,11 @@ def test_whole_errors_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_notebook_shows_curve_and_groups_of_a_sweep(grid: labrl.SweepResult) -> None:
-    page = Page(grid._repr_html_())
-    (image,) = page.sources["img"]
+    page = grid._repr_html_()
+    (image,) = sources("img", page)
     assert image.startswith(f"data:image/png;base64,{PIXEL}")
-    assert {group["name"] for group in grid.groups} <= set(page.cells["td"])
-    assert len(page.cells["td"]) == 2 * len(page.cells["th"])
+    assert {group["name"] for group in grid.groups} <= set(cells("td", page))
+    assert len(cells("td", page)) == 2 * len(cells("th", page))
 
 
 @pytest.mark.extended
@@ -247,14 +217,13 @@ def test_notebook_shows_curve_sessions_and_video_of_a_run(tmp_path: Path) -> Non
     video.write_bytes(b"film")
     policy = labrl.load(result.folder)
     for shown in (result, policy):
-        text = shown._repr_html_()
-        assert text is not None
-        page = Page(text)
-        assert page.sources["img"][0].startswith(f"data:image/png;base64,{PIXEL}")
-        assert page.sources["video"] == [f"data:video/mp4;base64,{base64.b64encode(b'film').decode()}"]
-        assert page.cells["td"][0] == "0"
-        assert "a&lt;b" in text
-        assert not re.search(r'(src|href)="(?!data:)', text)
+        page = shown._repr_html_()
+        assert page is not None
+        assert sources("img", page)[0].startswith(f"data:image/png;base64,{PIXEL}")
+        assert sources("video", page) == [f"data:video/mp4;base64,{base64.b64encode(b'film').decode()}"]
+        assert cells("td", page)[0] == "0"
+        assert "a&lt;b" in page
+        assert not re.search(r'(src|href)="(?!data:)', page)
     policy.close()
     result.folder.rename(tmp_path / "moved")
     assert result._repr_html_() is None  # then a notebook shows the repr

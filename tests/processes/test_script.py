@@ -42,30 +42,28 @@ REWARD = 0.5
 """
 
 
-def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-"], input=script, cwd=folder, capture_output=True, text=True, check=True
-    )
+def run(script: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Write a script, run it in its folder, and check that it succeeds."""
+    script.write_text(text)
+    done = subprocess.run([sys.executable, script], cwd=script.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.extended
 def test_script_without_a_main_guard_trains_once_with_several_sessions(tmp_path: Path) -> None:
     (tmp_path / "tens.py").write_text(f"{ENVIRONMENT}\ngymnasium.register('Ten-v0', entry_point=Ten)")
     overrides = ["env=gymnasium", *QUICK, "env.id=Ten-v0", "env.vectorization=async", "meta.max_session=2"]
-    script = tmp_path / "script.py"
-    script.write_text(f"import labrl, tens\nprint('ran')\nlabrl.train({[*overrides, 'hydra.run.dir=a']})\n")
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.count("ran\n") == 1
+    train = f"import labrl, tens\nprint('ran')\nlabrl.train({[*overrides, 'hydra.run.dir=a']})\n"
+    assert run(tmp_path / "script.py", train).stdout.count("ran\n") == 1
     for session in json.loads((tmp_path / "a" / "run.json").read_text())["sessions"]:
         assert (session["status"], session["return_mean"]) == ("finished", 5.0)
 
 
 @pytest.mark.extended
 def test_worker_of_a_pool_is_refused_before_a_folder_exists(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    done = run(
+        tmp_path / "script.py",
         "import multiprocessing, labrl\n"
         "def train(_):\n"
         "    try:\n"
@@ -74,9 +72,8 @@ def test_worker_of_a_pool_is_refused_before_a_folder_exists(tmp_path: Path) -> N
         "        return error.code\n"
         "if __name__ == '__main__':\n"
         "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
-        "        print(pool.map(train, [0]))\n"
+        "        print(pool.map(train, [0]))\n",
     )
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["['usage']"], done.stderr
     assert not (tmp_path / "a").exists()
 
@@ -86,11 +83,9 @@ def test_workers_do_not_prefer_files_of_the_working_folder_to_the_standard_libra
     for name in ("selectors", "queue", "random"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported')\n")
     (tmp_path / "program").mkdir()
-    script = tmp_path / "program" / "script.py"
     sessions = [*QUICK, "env.vectorization=async", "meta.max_session=2", "hydra.run.dir=a"]
-    script.write_text(f"import labrl\nraise SystemExit(labrl.train({sessions}).exit_code)\n")
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    train = f"import labrl, os\nos.chdir('..')\nraise SystemExit(labrl.train({sessions}).exit_code)\n"
+    run(tmp_path / "program" / "script.py", train)
 
 
 @pytest.mark.extended
@@ -111,7 +106,7 @@ for overrides in ({own}, {registered}):
     if labrl.sweep([*overrides, "seed=1,2", folder]).exit_code == 2:
         print("target")
 """
-    said = run_script(script, tmp_path).stdout
+    said = run(tmp_path / "script.py", script).stdout
     assert [line for line in said.splitlines() if line == "target"] == ["target"] * 8
     assert any("__main__.Ten" in line for line in said.splitlines())
     assert not (tmp_path / "b").exists()
@@ -145,17 +140,15 @@ def test_module_that_trains_when_it_is_imported_is_refused(
 
 @pytest.mark.extended
 def test_child_process_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    done = run(
+        tmp_path / "script.py",
         "import multiprocessing, sys, labrl\n"
         "if __name__ == '__main__':\n"
         "    child = multiprocessing.get_context('spawn').Process(target=print)\n"
         "    child.start()\n"
         "    child.join()\n"
-        "    sys.exit(child.exitcode)\n"
-        f"labrl.train({QUICK})\n"
+        "    sys.exit(child.exitcode != 1)\n"
+        f"labrl.train({QUICK})\n",
     )
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
     assert "InputError" in done.stderr, "labrl.train was not refused in the child process"
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

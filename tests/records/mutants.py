@@ -26,28 +26,10 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 MUTANTS, RECORD = (Path(__file__).with_name(name) for name in ("mutants.yaml", "mutants_results.yaml"))
-COPIED = (
-    "src",
-    "configs",
-    "tests",
-    "docs",
-    "benchmarks",
-    "pyproject.toml",
-    "constraints.txt",
-    "CHANGELOG.md",
-)
-BOTH_TIERS = ("-m", "not slow and not matrix")
-PYTEST = (
-    sys.executable,
-    "-m",
-    "pytest",
-    "-x",
-    "--tb=no",
-    "--color=no",
-    "-p",
-    "no:cacheprovider",
-    *BOTH_TIERS,
-)
+COPIED = ["src", "configs", "tests", "docs", "benchmarks"]
+COPIED += ["pyproject.toml", "constraints.txt", "CHANGELOG.md"]
+PYTEST = [sys.executable, "-m", "pytest", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider"]
+BOTH_TIERS = ["-m", "not slow and not matrix"]
 
 running: set[subprocess.Popen[str]] = set()
 
@@ -85,7 +67,7 @@ def try_mutant(mutant: dict[str, Any], quick: bool, timeout: float, arguments: l
         text = file.read_text(encoding="utf-8").replace(mutant["old"], mutant["new"])
         file.write_text(text, encoding="utf-8")
         process = subprocess.Popen(
-            [*PYTEST, *arguments, *tests],
+            [*PYTEST, *BOTH_TIERS, *arguments, *tests],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{folder}/src", "TMPDIR": folder},
             stdout=subprocess.PIPE,

@@ -3,7 +3,6 @@
     make records ARGS="rows"            rows and weights of a short run of each agent
     make records ARGS="compositions"    resolved configurations of agents, environments, recipes and options
     make records ARGS="refusals"        exit code, and code and key of each mistake, of wrong command lines
-    make records ARGS="times"           wall and CPU time of a user's first commands; only printed
 
 The exit code is 1 if something differs, and 2 if there is nothing to compare with. `--record` makes the
 record anew. `--against <revision>` compares with that revision of git, not with the record.
@@ -32,9 +31,8 @@ RECORDS = {
     "rows": HERE / "rows.json",
     "compositions": HERE / "compositions.json.xz",
     "refusals": HERE / "refusals.json",
-    "times": HERE / "times.json",
 }
-MODULES = {"rows": "rows", "compositions": "composed", "refusals": "refused", "times": "times"}
+MODULES = {"rows": "rows", "compositions": "composed", "refusals": "refused"}
 """Module of each record: `HERE`, the key of the entries that can be compared here; `take`, which makes them
 anew, given the old ones; and `differences`, which returns lines about old and new ones."""
 

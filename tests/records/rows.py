@@ -31,18 +31,13 @@ IMAGES = ("ppo", "dqn")
 def kind() -> str:
     """Return what the bits of this machine depend on."""
     info = Path("/proc/cpuinfo")
-    vendors = [
-        line for line in (info.read_text() if info.exists() else "").splitlines() if "vendor_id" in line
-    ]
+    lines = info.read_text().splitlines() if info.exists() else []
+    vendors = [line for line in lines if "vendor_id" in line]
     blas = {str(one.get("architecture")) for one in threadpool_info() if one["user_api"] == "blas"}
     sizes = [f"{name}={value}" for name, value in os.environ.items() if name == "OPENBLAS_L2_SIZE"]
     parts = [platform.machine(), *(line.split()[-1] for line in vendors[:1]), *sorted(blas), *sizes]
-    parts += [
-        torch.backends.cpu.get_cpu_capability(),
-        f"torch {torch.__version__}",
-        f"numpy {np.__version__}",
-    ]
-    return ", ".join(parts)
+    versions = [f"torch {torch.__version__}", f"numpy {np.__version__}"]
+    return ", ".join([*parts, torch.backends.cpu.get_cpu_capability(), *versions])
 
 
 HERE = kind()
@@ -108,19 +103,14 @@ def differences(old: Any, new: Any) -> list[str]:
     found = [f"{name}: only {'before' if name in old else 'now'}" for name in sorted(old.keys() ^ new.keys())]
     for name in (name for name in old if name in new):
         one, other = old[name], new[name]
-        found += [f"{name}: the resumed run differs from the uninterrupted one"] * (
-            other["resumed"] != "equal"
-        )
+        if other["resumed"] != "equal":
+            found.append(f"{name}: the resumed run differs from the uninterrupted one")
         for part in (part for part in one if one[part] != other[part] and part != "resumed"):
             if isinstance(one[part], dict):
-                frames = [
-                    frame
-                    for frame in {**one[part], **other[part]}
-                    if one[part].get(frame) != other[part].get(frame)
-                ]
-                found.append(
-                    f"{name}: {part} differ from frame {frames[0]} on ({len(frames)} of {len(one[part])})"
-                )
+                both = {**one[part], **other[part]}
+                frames = [frame for frame in both if one[part].get(frame) != other[part].get(frame)]
+                where = f"from frame {frames[0]} on ({len(frames)} of {len(one[part])})"
+                found.append(f"{name}: {part} differ {where}")
             else:
                 found.append(f"{name}: {part} was {one[part]}, is {other[part]}")
     return found

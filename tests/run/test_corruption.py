@@ -65,14 +65,6 @@ def delete_file(checkpoint: Path, rng: np.random.Generator) -> int:
     return 1
 
 
-def swap_files(checkpoint: Path, rng: np.random.Generator) -> int:
-    one, other = (checkpoint / str(name) for name in rng.choice(FILES, 2, replace=False))
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-    return 1
-
-
 def swap_with_previous_checkpoint(checkpoint: Path, rng: np.random.Generator) -> int:
     """Swap a file with that of the previous checkpoint, which damages both."""
     name = str(rng.choice(FILES))
@@ -83,7 +75,7 @@ def swap_with_previous_checkpoint(checkpoint: Path, rng: np.random.Generator) ->
     return 2
 
 
-DAMAGES = (truncate_file, overwrite_bytes, delete_file, swap_files, swap_with_previous_checkpoint)
+DAMAGES = (truncate_file, overwrite_bytes, delete_file, swap_with_previous_checkpoint)
 """Functions that damage the newest checkpoint; each returns the number of checkpoints damaged."""
 
 

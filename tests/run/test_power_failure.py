@@ -20,15 +20,7 @@ pytestmark = pytest.mark.extended
 
 RUN = ["agent=random", "env.num_envs=2", "env.max_frame=64", "meta.log_frequency=32", *QUIET]
 
-NOT_NEEDED = (
-    ".lock",
-    "networks.txt",
-    "progress.json",
-    "session.log",
-    "changed.json",
-    "tensorboard",
-    "episodes",
-)
+NOT_NEEDED = {".lock", "networks.txt", "progress.json", "session.log", "changed.json", "episodes"}
 """Files without which a run can be resumed."""
 
 EMPTIED = {"empty": b"", "zeros": bytes(300)}
@@ -58,16 +50,11 @@ class Disk:
 
     def lost(self, run: Path) -> list[str]:
         """Return what would be lost: files of a run, and folders on its path from the working folder."""
-        inside = [path for path in run.rglob("*") if not set(path.relative_to(run).parts) & {*NOT_NEEDED}]
+        inside = [path for path in run.rglob("*") if not set(path.relative_to(run).parts) & NOT_NEEDED]
         lost = [path for path in inside if path.is_file() and not self._holds(path)]
-        above = [
-            path for path in (run, *run.parents) if path.is_relative_to(Path.cwd()) and path != Path.cwd()
-        ]
-        lost += [
-            path
-            for path in [*inside, *above]
-            if path.name not in self.names.get(path.parent.stat().st_ino, ())
-        ]
+        above = [path for path in (run, *run.parents) if Path.cwd() in path.parents]
+        names = {path: self.names.get(path.parent.stat().st_ino, ()) for path in [*inside, *above]}
+        lost += [path for path, known in names.items() if path.name not in known]
         return sorted({os.path.relpath(path, run) for path in lost})
 
     def _holds(self, file: Path) -> bool:

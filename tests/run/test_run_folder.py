@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import stat
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,56 +31,29 @@ def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) ->
         assert sum(pool.map(claim, range(64))) == 1
 
 
-def test_suggested_resume_command_quotes_a_folder_with_a_blank(tmp_path: Path) -> None:
-    Run.create(tmp_path / "my run")
-    with refused("range", "hydra.run.dir") as error:
-        Run.create(tmp_path / "my run")
-    message = str(error.value)
-    command = message[
-        message.index("labrl +resume") if "labrl +resume" in message else message.index("labrl '") :
-    ]
-    assert shlex.split(command[: command.index(")")]) == ["labrl", f"+resume={tmp_path / 'my run'}"]
-
-
 def test_path_that_cannot_be_encoded_is_refused(tmp_path: Path) -> None:
     with refused("usage", "hydra.run.dir"):
         Run.create(os.fsdecode(os.fsencode(tmp_path) + b"/l\xe4uf"))
     assert not list(tmp_path.iterdir())
 
 
-def test_folder_with_other_files_can_become_a_run_folder(tmp_path: Path) -> None:
-    (tmp_path / ".hydra").mkdir()
-    Run.create(tmp_path)
-    assert (tmp_path / ".hydra").is_dir()
-
-
 def test_path_with_a_file_among_its_parents_is_refused_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "a" / "run"):
+    for path in (tmp_path / "file", tmp_path / "file" / "a" / "run"):
         with refused("range", "hydra.run.dir") as error:
             Run.create(path)
         assert f"{tmp_path / 'file'} " in str(error.value)
+    if sys.platform.startswith("linux"):
+        with refused("range", "hydra.run.dir", "/proc/labrl/run"):  # which not even root can write
+            Run.create("/proc/labrl/run")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that even root cannot write")
-def test_folder_that_not_even_root_can_write_is_refused() -> None:
-    with refused("range", "hydra.run.dir") as error:
-        Run.create("/proc/labrl/run")
-    assert "/proc/labrl/run" in str(error.value)
-
-
-@pytest.mark.parametrize("content", ["", '{"format_ver', "[1]", '{"name": "something else"}'])
-def test_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "run.json").write_text(content)
-    with damaged(tmp_path / "run.json"):
-        Run.open(tmp_path)
-
-
-def test_folder_without_a_run_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["[1]", '{"name": "something else"}'])
+def test_damaged_or_missing_run_is_refused(tmp_path: Path, content: str) -> None:
     with refused("not-found", tmp_path):
         Run.open(tmp_path)
-    (tmp_path / "run.json").write_text('{"format_version": 99}')
-    with refused("not-installed", tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with damaged(tmp_path / "run.json"):
         Run.open(tmp_path)
 
 
@@ -93,16 +64,6 @@ def test_session_folders_are_listed_in_numerical_order(tmp_path: Path) -> None:
     (tmp_path / "session_notes").mkdir()
     assert [folder.path.name for folder in run.sessions] == ["session_0", "session_2", "session_11"]
     assert run.session(2).train_csv == tmp_path / "session_2" / "train.csv"
-
-
-def test_relative_path_stays_valid_when_the_working_folder_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = Run.create("run")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert run.recorded_status == "running"
 
 
 def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +81,12 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
 def test_file_system_that_cannot_sync_folders_is_reported_once(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def sync(descriptor: int) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(os, "fsync", sync)
     for name in ("a", "b"):
@@ -147,9 +107,9 @@ def test_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_other_files_in_the_folder_of_a_refused_run_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
     run = Run.create(tmp_path)
     run.config_yaml.write_text("")
-    (tmp_path / "notes.txt").write_text("")
     run.discard()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -174,19 +134,6 @@ def test_refused_run_in_the_working_folder_does_not_delete_the_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.extended
-def test_path_the_locale_cannot_read_has_a_hint() -> None:
-    program = "import sys; from labrl.run.folder import place; place(sys.argv[1], 'hydra.run.dir')"
-    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "läufe"], env=env, capture_output=True, check=False
-    )
-    assert ended.returncode == 1
-    assert b"PYTHONUTF8=1" in ended.stderr
-    env["PYTHONUTF8"] = "1"
-    assert subprocess.run([sys.executable, "-c", program, "läufe"], env=env, check=False).returncode == 0
-
-
 def test_what_a_run_keeps_is_read_again_after_it_has_changed_the_folder(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
     with run.lock():
@@ -198,9 +145,8 @@ def test_what_a_run_keeps_is_read_again_after_it_has_changed_the_folder(tmp_path
         run.session(2).write_result(SessionResult(index=2, seed=7, status="failed", error="out of memory"))
         run.set_status("failed")
     assert (run.status, run.info["status"], Run.status_at(run.path)) == ("failed",) * 3
-    assert [(one.index, one.status, one.result["error"]) for one in run.sessions] == [
-        (2, "failed", "out of memory")
-    ]
+    (session,) = run.sessions
+    assert (session.index, session.status, session.result["error"]) == (2, "failed", "out of memory")
     assert Run.status_at(tmp_path / "none") is None
 
 

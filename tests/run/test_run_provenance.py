@@ -37,7 +37,11 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def test_command_configuration_and_seed_are_recorded(tmp_path: Path) -> None:
+def test_command_configuration_and_code_are_recorded(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "agent.py").write_text("mine\n")
+    monkeypatch.chdir(repository)
     run = Run.create(tmp_path / "run")
     write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, Origin(["env=pong", "seed=7"]))
     assert yaml.safe_load(run.config_yaml.read_text()) == {"seed": 7, "env": {"max_frame": 10000000}}
@@ -47,7 +51,9 @@ def test_command_configuration_and_seed_are_recorded(tmp_path: Path) -> None:
     assert facts["command"]
     assert facts["packages"]["numpy"] == numpy.__version__
     assert facts["machine"]["cores"] >= 1
-    assert {"started", "python", "git", "working_folder"} <= set(facts)
+    assert {"started", "python", "working_folder"} <= set(facts)
+    assert facts["git"]["working_folder"]["root"] == str(repository)
+    assert "+mine" in (run.path / facts["git"]["working_folder"]["diff"]).read_text()
 
 
 def test_runs_with_different_code_of_ones_own_are_different_groups(
@@ -85,19 +91,11 @@ def test_runs_with_different_code_of_ones_own_are_different_groups(
         ("/usr/bin/python3 /opt/venv/bin/labrl -m seed=0,1", "labrl -m seed=0,1"),
         ("/opt/venv/bin/python -m labrl env=pong", "python -m labrl env=pong"),
         ("python train.py seed=1", "python train.py seed=1"),
-        ("/opt/venv/bin/python /home/me/train.py", "python /home/me/train.py"),
         ("python /opt/venv/bin/torchrun --nproc-per-node 2 -m labrl", "torchrun --nproc-per-node 2 -m labrl"),
     ],
 )
 def test_command_is_recorded_as_it_was_typed(process: str, typed: str) -> None:
     assert as_typed(process.split()) == typed.split()
-
-
-def test_clean_repository_is_recorded_by_its_commit(repository: Path) -> None:
-    facts, diff = describe_repository(repository)
-    assert facts["commit"] == git(repository, "rev-parse", "HEAD").strip()
-    assert not facts["dirty"]
-    assert diff == ""
 
 
 def test_diff_rebuilds_a_dirty_tree_with_untracked_files(repository: Path, tmp_path: Path) -> None:
@@ -201,20 +199,9 @@ def test_files_of_runs_and_reports_do_not_make_a_repository_dirty(repository: Pa
     for name in ("report.html", "statistics.csv", "statistics.json", "plots/a.pdf"):
         (repository / "comparison" / name).write_text("written by labrl-report\n")
     facts, diff = describe_repository(repository)
+    assert facts["commit"] == git(repository, "rev-parse", "HEAD").strip()
     assert not facts["dirty"]
     assert diff == ""
-
-
-def test_repository_of_the_working_folder_is_recorded(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (repository / "agent.py").write_text("mine\n")
-    monkeypatch.chdir(repository)
-    run = Run.create(tmp_path / "run")
-    write_provenance(run, {"seed": 0}, Origin())
-    facts = json.loads(run.provenance_json.read_text())["git"]["working_folder"]
-    assert facts["root"] == str(repository)
-    assert "+mine" in (run.path / facts["diff"]).read_text()
 
 
 def test_repository_without_a_commit_is_recorded(tmp_path: Path) -> None:
@@ -235,7 +222,7 @@ def test_provenance_is_written_without_git_and_without_a_repository(
     assert json.loads(run.provenance_json.read_text())["git"] == {}
 
 
-@pytest.mark.parametrize("content", [None, "", "nonsense", "7", "{", '{"overrides": []}'])
+@pytest.mark.parametrize("content", [None, "{", "7", '{"overrides": []}'])
 def test_missing_or_damaged_provenance_is_refused(tmp_path: Path, content: str | None) -> None:
     run = Run.create(tmp_path / "run")
     config = {"seed": 1, "agent": {}, "env": {}, "meta": {}}

@@ -68,21 +68,11 @@ def run_until(folder: Path, config: TrialConfig, frame: int) -> None:
     assert session.clock.frame == frame
 
 
-def resume(folder: Path, config: TrialConfig, forget: str | None = None) -> None:
-    """Restore a session from its newest checkpoint and run it to the end.
-
-    forget: a part that starts with a fresh state instead of the saved one.
-    """
+def resume(folder: Path, config: TrialConfig) -> None:
+    """Restore a session from its newest checkpoint and run it to the end."""
     latest = CheckpointStore(folder / "session_0" / "checkpoints", 1).latest()
     assert latest is not None
     session = session_in(folder, config)
-    if forget is not None:
-        session.env.reset()
-        fresh = session.state_dict()
-        if forget == "Evaluate:0":
-            latest.state["callbacks"][forget] = fresh["callbacks"][forget]
-        else:
-            latest.state[forget] = fresh[forget]
     session.load_state_dict(latest.state)
     session.run()
 
@@ -117,11 +107,9 @@ def uninterrupted_future(*overrides: str) -> dict[str, Any]:
         return future(Path(folder) / "run")
 
 
-def changed_futures(
-    folder: Path, overrides: list[str], frame: int = STOP, forget: str | None = None
-) -> list[str]:
+def changed_futures(folder: Path, overrides: list[str], frame: int = STOP) -> list[str]:
     """Return where a run that was interrupted at `frame` and resumed differs from an uninterrupted one."""
     config = config_of(*overrides)
     run_until(folder / "run", config, frame)
-    resume(folder / "run", config, forget)
+    resume(folder / "run", config)
     return unequal(uninterrupted_future(*overrides), future(folder / "run"))

@@ -8,13 +8,12 @@ _TOKEN = re.compile(r"\x1b\[([\d;?]*)([A-Za-z])|(.)", re.DOTALL)
 
 
 class Screen:
-    """A terminal of unlimited height that wraps long lines, and wraps them again when its width changes."""
+    """A terminal of unlimited height that wraps long lines."""
 
     def __init__(self, width: int, text: str = "") -> None:
         self.width = width
         self.cursor_is_visible = True
         self._rows = [""]
-        self._continues = [False]  # whether a row is the rest of a line that was wrapped
         self._row = self._column = 0
         self.write(text)
 
@@ -38,37 +37,17 @@ class Screen:
             elif character == "\r":
                 self._column = 0
             elif character == "\n":
-                self._break(continues=False)
+                self._break()
             elif character:
                 if self._column == self.width:
-                    self._break(continues=True)
+                    self._break()
                 row = self._rows[self._row].ljust(self._column)
                 self._rows[self._row] = row[: self._column] + character + row[self._column + 1 :]
                 self._column += 1
             else:
                 assert command == "m", f"an unknown control sequence, {command}"
 
-    def resize(self, width: int) -> None:
-        """Change the width, with the cursor on the same character."""
-        lines: list[str] = []
-        for number, (row, continues) in enumerate(zip(self._rows, self._continues, strict=True)):
-            if continues:
-                lines[-1] += row
-            else:
-                lines.append(row)
-            if number == self._row:
-                place, offset = len(lines) - 1, len(lines[-1]) - len(row) + self._column
-        self.width, self._rows, self._continues = width, [], []
-        for number, line in enumerate(lines):
-            if number == place:
-                self._row, self._column = len(self._rows) + max(offset - 1, 0) // width, offset % width
-            parts = [line[start : start + width] for start in range(0, len(line), width)] or [""]
-            self._rows += parts
-            self._continues += [part > 0 for part in range(len(parts))]
-
-    def _break(self, continues: bool) -> None:
+    def _break(self) -> None:
         self._row, self._column = self._row + 1, 0
         if self._row == len(self._rows):
             self._rows.append("")
-            self._continues.append(continues)
-        self._continues[self._row] = continues

@@ -32,12 +32,11 @@ PICTURES = gym.spaces.Dict({"image": IMAGE, "speed": VECTOR})
 REST = "activation: ReLU, initialization: uniform, layer_norm: false"
 MLP = f"_target_: labrl.networks.torso.MLP, hidden: [8], {REST}"
 SHORT = "agent.horizon=64 agent.batch_size=64"
+CRITIC, NORMALIZE = "agent.network.critic_torso", "agent.normalize_observations"
 
 
 SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
     ("agent=sac", VECTOR, HALF, "unsupported", "agent"),
-    ("agent=crossq", VECTOR, HALF, "unsupported", "agent"),
-    ("agent=td3_bc", VECTOR, HALF, "unsupported", "agent"),
     ("agent=random", VECTOR, HALF, "unsupported", "agent"),
     ("agent=sac", VECTOR, gym.spaces.Box(0, 9, (2,), np.int64), "unsupported", "agent"),
     ("agent=ppo agent.action_bounds=rescale", VECTOR, HALF, "unsupported", "agent.action_bounds"),
@@ -50,40 +49,19 @@ SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
     ),
     ("agent=ppo agent/network=nature_cnn", TINY, CHOICE, "unsupported", "agent.network.torso"),
     ("agent=ppo agent/network=mlp", PICTURES, CHOICE, "unsupported", "agent.network.torso"),
-    (
-        f"agent=sac agent.network.critic_torso={{{MLP}}}",
-        IMAGE,
-        CHOICE,
-        "contradiction",
-        "agent.network.critic_torso",
-    ),
-    (
-        "agent=td3_bc agent.normalize_observations=true",
-        IMAGE,
-        BOX,
-        "unsupported",
-        "agent.normalize_observations",
-    ),
+    (f"agent=sac {CRITIC}={{{MLP}}}", IMAGE, CHOICE, "contradiction", CRITIC),
+    (f"agent=td3_bc {NORMALIZE}=true", IMAGE, BOX, "unsupported", NORMALIZE),
 ]
 """Overrides, observation space, action space, code and key of contradictions with spaces or sessions."""
 
 ALLOWED: list[tuple[str, gym.Space, gym.Space]] = [
     ("agent=dqn agent.network.noisy=0.5", VECTOR, CHOICE),
-    (
-        "agent=rainbow agent/exploration=epsilon_greedy agent.value.v_min=-1 agent.value.v_max=1",
-        VECTOR,
-        CHOICE,
-    ),
-    ("agent=ppo agent/network=gru agent.horizon=64 agent.batch_size=64", VECTOR, CHOICE),
     (f"agent=ppo agent/network=lstm agent.sequence_length=16 {SHORT}", VECTOR, CHOICE),
-    ("agent=a2c agent/network=gru", VECTOR, CHOICE),
     ("agent=recurrent_a2c agent/network=mlp", VECTOR, CHOICE),
     ("agent=ppo agent/network=nature_cnn", IMAGE, CHOICE),
-    ("agent=ppo agent.log_std_init=-1", VECTOR, BOX),
     ("agent=sac agent.target_entropy=-3", VECTOR, BOX),
-    ("agent=sac agent.target_entropy=0.2", VECTOR, CHOICE),
     ("agent=sac agent.target_entropy=0", VECTOR, gym.spaces.Discrete(1)),
-    ("agent=td3_bc agent.normalize_observations=false", IMAGE, BOX),
+    (f"agent=td3_bc {NORMALIZE}=false", IMAGE, BOX),
     ("agent=ppo", PICTURES, CHOICE),
 ]
 """Overrides and spaces without a contradiction."""

@@ -50,18 +50,6 @@ def test_trial_ends_with_a_report_and_a_list_of_changed_values() -> None:
     assert entry["final_return"] == session["final_return"]
 
 
-def test_experiment_makes_a_report_if_a_trial_wants_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(reporting, "make_report", lambda folder, aloud: folder / "report.html")
-    for name, wanted in (("no", False), ("yes", True)):
-        write_run(tmp_path / name / "0", [rising(1)], config=config_with(meta__report=wanted))
-        write_experiment(tmp_path / name, [("0", {})])
-        assert reporting.wants_report(tmp_path / name) == wanted
-    reporting.finish_experiment(tmp_path / "yes", report=True)
-    assert "report: " in capsys.readouterr().out
-
-
 @pytest.mark.extended
 @pytest.mark.report
 def test_terminal_shows_the_verdict_of_the_report_of_an_experiment(
@@ -86,12 +74,7 @@ def test_terminal_shows_the_verdict_of_the_report_of_an_experiment(
 @pytest.mark.extended
 @pytest.mark.report
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (MemoryError("too much"), "too much"),
-        (KeyboardInterrupt(), "interrupted"),
-        (AssertionError(), "AssertionError"),
-    ],
+    ("error", "reason"), [(MemoryError("too much"), "too much"), (KeyboardInterrupt(), "interrupted")]
 )
 def test_failed_report_is_one_line_that_says_how_to_make_it(
     error: BaseException, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -178,12 +161,9 @@ def test_folders_without_a_run_are_skipped_with_a_warning(
     ("arguments", "named"),
     [
         (["empty"], "empty"),
-        (["other"], "other"),
-        (["nothing*"], "nothing*"),
         (["runs", "--by", "agent.lrr"], "--by agent.lrr"),
         (["runs/0", "--out", "file"], "file"),
         (["begun"], "begun"),
-        (["runs/0", "mistyped"], "mistyped"),
         (["runs/0", "runs/0/session_0"], "runs/0/session_0"),
     ],
 )
@@ -191,8 +171,6 @@ def test_wrong_argument_is_refused_by_its_name(
     arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("file of another program")
     (tmp_path / "file").write_text("a file in place of a folder")
     write_run(tmp_path / "runs" / "0", [rising(1)])
     (tmp_path / "begun").mkdir()
@@ -207,23 +185,12 @@ def test_report_is_written_under_a_locale_without_utf8(tmp_path: Path) -> None:
     path = write_run(tmp_path / "größe", [rising(10)], config=config_with(env__name="Grüße → ±"))
     other = write_run(tmp_path / "b", [rising(5)])
     locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    program = (
-        "import sys\n"
-        "from labrl.cli import report\n"
-        "run, *several = sys.argv[1:]\n"
-        "raise SystemExit(report([run]) or report([run, *several]))\n"
-    )
-    completed = subprocess.run(
-        [sys.executable, "-c", program, str(path), str(other), "--out", str(tmp_path / "größer")],
-        env={**os.environ, **locale},
-        capture_output=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr.decode()[-3000:]
-    for folder in (path, tmp_path / "größer"):
-        page = (folder / "report.html").read_text()
-        assert "Grüße → ±" in page
-        assert "größe" in page
+    program = [sys.executable, "-c", "import sys, labrl.cli; sys.exit(labrl.cli.report(sys.argv[1:]))"]
+    several = [str(path), str(other), "--out", str(tmp_path / "größer")]
+    subprocess.run([*program, *several], env={**os.environ, **locale}, check=True)
+    page = (tmp_path / "größer" / "report.html").read_text()
+    assert "Grüße → ±" in page
+    assert "größe" in page
 
 
 def test_report_of_a_read_only_run_is_written_to_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +203,7 @@ def test_report_of_a_read_only_run_is_written_to_out(tmp_path: Path, monkeypatch
     assert (tmp_path / "mine" / "report.html").exists()
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120, 240])
+@pytest.mark.parametrize("columns", [60, 120])
 def test_table_fits_any_terminal_with_whole_numbers(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

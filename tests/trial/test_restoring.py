@@ -22,7 +22,6 @@ from restoring import (
     changed_futures,
     config_of,
     session_in,
-    uninterrupted_future,
 )
 
 import labrl.agents
@@ -45,14 +44,10 @@ SHORT = ["env.max_frame=224", "env.num_envs=4", "meta.log_frequency=64", "meta.e
 SHORT += ["meta.rigorous_eval=1", "env.max_episode_steps=40"]
 
 
-def modules(package: ModuleType) -> Iterator[ModuleType]:
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        yield importlib.import_module(found.name)
-
-
 def classes(package: ModuleType) -> Iterator[type]:
     """Return the classes that the modules of `package` define."""
-    for module in modules(package):
+    for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(one.name)
         for _, found in inspect.getmembers(module, inspect.isclass):
             if found.__module__ == module.__name__:
                 yield found
@@ -118,12 +113,8 @@ def fitting(option: str) -> tuple[list[str], int]:
         tasks += [("lamp", inputs, 50), ("bits", SHORT, STOP), ("pendulum", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
-                overrides = [
-                    *small(agent, task, narrow=False),
-                    *budget,
-                    option,
-                    *NEEDED_OVERRIDES.get(option, []),
-                ]
+                needed = NEEDED_OVERRIDES.get(option, [])
+                overrides = [*small(agent, task, narrow=False), *budget, option, *needed]
                 check(config_of(*overrides))
                 return overrides, frame
             except InputError:
@@ -185,37 +176,11 @@ def test_every_callback_is_part_of_the_tested_sessions(tmp_path: Path) -> None:
     # Two have no state, and are tested in test_profile_and_crash.py and test_search_processes.py. The third
     # is not made for environments of labrl, and is tested in test_env_repeats.py.
     on_demand = {"Profile", "ReportToSearch", "CheckRepeats"}
-    assert {found.__name__ for found in known} - {"Callback"} - on_demand == {
-        found.__name__ for found in used
-    }
+    tested = {found.__name__ for found in used} | on_demand
+    assert {found.__name__ for found in known} - {"Callback"} == tested
 
 
 @pytest.mark.parametrize("frame", [92, 128, 184, 204, 224])
 def test_interruption_at_a_frame_with_rows_resumes_exactly(frame: int, tmp_path: Path) -> None:
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
     assert changed_futures(tmp_path, overrides, frame) == []
-
-
-@pytest.mark.parametrize("part", ["clock", "streams", "episodes", "env", "transforms", "agent", "Evaluate:0"])
-def test_part_without_its_saved_state_is_detected(part: str, tmp_path: Path) -> None:
-    normalize = "+transforms/observation@transforms.seen=normalize"
-    overrides = [*small("ppo", "cartpole"), *SHORT, normalize]
-    # The best evaluation must precede the interruption, or else Evaluate has nothing to forget.
-    seed = next(seed for seed in range(99) if uninterrupted_future(*overrides, f"seed={seed}")["best"] < STOP)
-    assert changed_futures(tmp_path, [*overrides, f"seed={seed}"], forget=part)
-
-
-def test_every_attribute_of_a_session_is_saved_or_derived(tmp_path: Path) -> None:
-    session = session_in(tmp_path / "run", config_of(*small("ppo", "cartpole")))
-    session.env.reset()
-    saved = set(session.state_dict())
-    session.close()
-    given = {"config", "index", "folder", "seed", "num_threads"}
-    # The observation is that of the environment after the transforms; a signal does not outlast its process;
-    # `source`, `act`, `team` and `view` are built from the configuration and the agent.
-    derived = {"_observation", "interruption", "team", "source", "act", "view"}
-    # The clock decides when a callback is due; callbacks save their own state.
-    derived |= {"_next_frame", "_next_time", "watchers", "evaluate", "checkpoint"}
-    derived |= {"_last_step"}  # callbacks read it, and the first of them is called after the next step
-    # The noise scale of gradients belongs to `compute`, which measures it.
-    assert set(vars(session)) | {"noise"} == saved | given | derived

@@ -63,13 +63,9 @@ def test_resume_runs_only_unfinished_and_new_sessions(
     assert main([f"+resume={run}", "env.max_frame=768"]) == 1
     sessions = json.loads((run / "run.json").read_text())["sessions"]
     assert [session["status"] for session in sessions] == ["finished", "failed", "finished"]
-    assert [session["frame"] for session in sessions] == [768, 512, 768], (
-        "a session that cannot start must keep its frame"
-    )
-    assert (
-        sessions[1]["return_mean"]
-        == json.loads((complete / "session_1/result.json").read_text())["return_mean"]
-    )
+    before = json.loads((complete / "session_1/result.json").read_text())
+    assert [session["frame"] for session in sessions] == [768, 512, 768]
+    assert sessions[1]["return_mean"] == before["return_mean"]
 
     assert main([f"+resume={run}", "meta.max_session=1"]) == 2
     assert "meta.max_session" in capsys.readouterr().err
