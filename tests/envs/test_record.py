@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact_cases import QUIET, small
-from gymnasium.spaces import Discrete
 from refusals import damaged
 
 import labrl
-from labrl.envs.actions import ActionRecord
 from labrl.run.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
 from labrl.trial.videos import check
 
@@ -116,21 +114,6 @@ def test_recording_can_be_disabled_and_does_not_change_the_run(tmp_path: Path) -
     tables = [(tmp_path / name / "session_0" / "eval.csv").read_text() for name in ("with", "without")]
     rows = [[{**row, "wall": ""} for row in csv.DictReader(table.splitlines())] for table in tables]
     assert rows[0] == rows[1]
-
-
-def test_recorded_actions_keep_their_values_when_the_record_grows() -> None:
-    record = ActionRecord(2, Discrete(6), capacity=8)
-    draws = np.random.default_rng(0).integers(0, 6, (500, 2))
-    views, begin = [], 0
-    for step, actions in enumerate(draws, 1):
-        record.append(actions)
-        if step % 7 == 0:
-            record.begin(np.array([True, False]))
-            views.append((begin, record.last(0, 7)))
-            begin = step
-        if step % 50 == 0:
-            record.begin(np.array([False, True]))
-    assert all(np.array_equal(view, draws[start : start + 7, 0]) for start, view in views)
 
 
 def test_truncated_episode_file_is_reported_as_damaged(tmp_path: Path) -> None:
