@@ -87,6 +87,7 @@ def test_saved_state_can_be_restored_in_both_implementations() -> None:
         {"kwargs": {"g": 9.81}},
         {"kwargs": {"render_mode": "rgb_array"}},
         {"import_module": "env_cases"},
+        {"reset_options": {"x_init": 0.1}},
         {"fresh_env_per_episode": True},
         {"vectorization": "async"},
     ],

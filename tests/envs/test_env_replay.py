@@ -62,17 +62,6 @@ def test_restored_environment_continues_exactly(
     restored.close()
 
 
-def test_environment_in_use_can_be_set_back_to_an_earlier_state() -> None:
-    env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=4)
-    env.reset()
-    draw = sampled(env, 1)
-    play(env, draw, 30)
-    state = env.state_dict()
-    future = play(env, draw, 50, 30)
-    env.load_state_dict(state)
-    assert_same_steps(future, play(env, draw, 50, 30))
-
-
 def test_replayed_actions_that_end_in_another_state_are_refused() -> None:
     env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
     env.reset()

@@ -105,10 +105,3 @@ def test_every_reset_gets_the_options(
     found = [env.reset()[:, 0], *(step.observation[:, 0] for step in play(env, constant(0, 0), 8))]
     env.close()
     assert set(np.ravel(found)) <= starts
-
-
-def test_options_change_the_start_of_a_registered_environment() -> None:
-    options = {"low": 0.1, "high": 0.2}
-    env = make_env(gymnasium_env("CartPole-v1", reset_options=options), 0, num_threads=1, num_envs=8)
-    first = env.reset()
-    assert ((first >= 0.1) & (first <= 0.2)).all()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
-from exact_cases import QUIET, small
+from exact_cases import QUIET, rows, small
 from refusals import damaged
 
 import labrl
@@ -39,10 +38,8 @@ def test_recorded_episodes_play_back_exactly(task: str, tmp_path: Path) -> None:
     assert recorded_names(episodes) == ["best", "last"]
     assert best.episode_return >= last.episode_return
     assert len(last.actions) == last.length
-    with open(tmp_path / "run" / "session_0" / "eval.csv") as file:
-        rows = list(csv.DictReader(file))
     # This run is short enough that the last row's window contains all its episodes.
-    assert best.episode_return == float(rows[-1]["return_max"])
+    assert best.episode_return == float(rows(tmp_path / "run" / "session_0" / "eval.csv")[-1]["return_max"])
     assert check(best) is None
     assert check(last) is None
 
@@ -56,14 +53,10 @@ def test_playback_reports_what_differs_from_the_recording(tmp_path: Path) -> Non
     difference = str(check(other))
     assert f"{episode.episode_return:g}" in difference
     assert "3.5" in difference
-    longer = RecordedEpisode(**{**fields, "length": episode.length + 1})
-    assert str(episode.length + 1) in str(check(longer))
     shorter = RecordedEpisode(**{**fields, "actions": episode.actions[:-1]})
     assert str(episode.length - 1) in str(check(shorter))
-    other_observation = RecordedEpisode(**{**fields, "final_observation": "0"})
-    assert check(other_observation) is not None
-    reseeded = RecordedEpisode(**{**fields, "seed": episode.seed + 1})
-    assert check(reseeded) is not None
+    for change in ({"final_observation": "0"}, {"seed": episode.seed + 1}):
+        assert check(RecordedEpisode(**{**fields, **change})) is not None
 
 
 @pytest.mark.extended
@@ -99,9 +92,8 @@ def test_evaluation_episodes_are_recorded_when_evaluation_is_separate(tmp_path: 
     best, last = (read_episode(episodes / f"{name}.npz") for name in ("best", "last"))
     assert (best.source, last.source) == ("evaluation", "evaluation")
     assert (last.environment, last.number, last.frame) == (0, 0, 900)
-    with open(tmp_path / "run" / "session_0" / "eval.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert best.episode_return == max(float(row["return_max"]) for row in rows)
+    evaluations = rows(tmp_path / "run" / "session_0" / "eval.csv")
+    assert best.episode_return == max(float(row["return_max"]) for row in evaluations)
     assert check(best) is None
 
 
@@ -111,9 +103,8 @@ def test_recording_can_be_disabled_and_does_not_change_the_run(tmp_path: Path) -
     episodes = run(tmp_path / "without", *overrides, "meta.record_episodes=none")
     assert not episodes.exists()
     run(tmp_path / "with", *overrides)
-    tables = [(tmp_path / name / "session_0" / "eval.csv").read_text() for name in ("with", "without")]
-    rows = [[{**row, "wall": ""} for row in csv.DictReader(table.splitlines())] for table in tables]
-    assert rows[0] == rows[1]
+    one, other = (rows(tmp_path / name / "session_0" / "eval.csv") for name in ("with", "without"))
+    assert one == other
 
 
 def test_truncated_episode_file_is_reported_as_damaged(tmp_path: Path) -> None:
