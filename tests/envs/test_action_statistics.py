@@ -74,8 +74,6 @@ def test_real_valued_actions_have_moments_and_the_share_near_a_bound() -> None:
 def test_bounds_that_are_infinite_or_equal_are_never_reached() -> None:
     low, high = np.array([-np.inf, 3, 0], np.float32), np.array([np.inf, 3, np.inf], np.float32)
     assert shares(gym.spaces.Box(low, high), [[1e9, 3, 0]], [[0, 3, 1e-6]])["action_bound_share"] == 1 / 4
-    fixed = gym.spaces.Box(3, 3, (2,), np.float32)
-    assert math.isnan(shares(fixed, [[3, 3]])["action_bound_share"])
 
 
 def test_columns_are_nan_before_first_step() -> None:
@@ -88,31 +86,7 @@ def test_columns_are_nan_before_first_step() -> None:
         assert all(map(math.isnan, before.values()))
 
 
-@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.Box(-1, 3, (2,), np.float32)], ids=str)
-@pytest.mark.parametrize("ended", [0, 90, 499])
-@pytest.mark.parametrize("saved_at", [0, 100, 500])
-def test_restored_record_continues_identically(saved_at: int, ended: int, space: gym.Space[Any]) -> None:
-    space.seed(0)
-    one, other = ActionRecord(3, space), ActionRecord(3, space, capacity=2)
-    for step in range(700):
-        if step == saved_at:
-            other.begin_after(one.latest)
-            other.load(one.since_reset())
-        actions = np.array([space.sample() for _ in range(3)])
-        one.append(actions)
-        if step >= saved_at:
-            other.append(actions)
-        if step == ended:
-            one.begin(np.array([True, False, True]))
-            other.begin(np.array([True, False, True]))
-    assert action_statistics(one.latest, space) == action_statistics(other.latest, space)
-    np.testing.assert_array_equal(one.latest, other.latest)
-    assert one.lengths.tolist() == other.lengths.tolist()
-    for own, again in zip(one.since_reset(), other.since_reset(), strict=True):
-        np.testing.assert_array_equal(own, again)
-
-
-@pytest.mark.parametrize("agent", ["dqn", "sac", "pqn", "ppo", "random"])
+@pytest.mark.parametrize("agent", ["dqn", "ppo"])
 def test_training_rows_have_the_columns_for_every_agent(agent: str, tmp_path: Path) -> None:
     overrides = [*small(agent, "cartpole"), "env.max_frame=200", f"hydra.run.dir={tmp_path / 'run'}"]
     run = labrl.train(overrides)

@@ -35,8 +35,6 @@ def place(line: str) -> str:
         ("make", "target", "env.make", ["broken_env.Broken", "OSError: no licence"]),
         ("close", "environment", "env.make", ["broken_env.Broken", "OSError: already closed"]),
         ("empty", "unsupported", "env", ["Box("]),
-        ("idle", "unsupported", "env", ["env.name=broken", "Box("]),
-        ("nameless", "unsupported", "env", ["Dict(''"]),
     ],
 )
 def test_error_before_the_run_is_an_input_error(
@@ -60,8 +58,6 @@ def test_error_before_the_run_names_the_line_of_ones_own_code(tmp_path: Path) ->
         ("asserts", ["AssertionError", "broken_env.py", "assert self._steps < 20"]),
         ("varies", ["put_", "meta.deterministic=false", "meta.device=cpu"]),
         ("not_a_number", ["broken", "environment 0", "nan", "step 10"]),
-        ("infinite", ["inf"]),
-        ("too_large", ["-1e+39", "step 10"]),
     ],
 )
 def test_error_during_the_run_fails_the_session(
@@ -100,18 +96,6 @@ def test_train_raises_trial_error_with_raise_on_failure(tmp_path: Path) -> None:
     assert (result.folder, result.exit_code) == (tmp_path / "run", 1)
 
 
-def test_environment_that_cannot_be_recreated_fails_the_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("broken_env.Broken.made", 0)
-    overrides = [*OVERRIDES, "+env.make.how=wears_out", "env.fresh_env_per_episode=true"]
-    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
-    assert result.exit_code == 1
-    error = result.sessions[0].error or ""
-    assert "env.make" in error
-    assert "OSError: no licence" in error
-
-
 def test_nan_observation_is_logged_with_environment_and_step(tmp_path: Path) -> None:
     result = labrl.train([*OVERRIDES, "+env.make.how=blind", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
@@ -136,13 +120,8 @@ def test_diverging_loss_fails_the_session_without_numpy_warnings(
 def test_first_line_of_an_error_in_a_worker_names_the_place_with_its_traceback_in_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = [
-        *OVERRIDES,
-        "+env.make.how=gives_up",
-        "env.vectorization=async",
-        f"hydra.run.dir={tmp_path / 'run'}",
-    ]
-    result = labrl.train(overrides)
+    overrides = [*OVERRIDES, "+env.make.how=gives_up", "env.vectorization=async"]
+    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     error, *others = (result.sessions[0].error or "").splitlines()
     assert others == ["  after all"]
     assert error.startswith("ArithmeticError: the simulator gave up")

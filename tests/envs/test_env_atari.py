@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from env_cases import assert_same_steps, atari, constant, play, sampled
@@ -35,21 +37,22 @@ def test_lost_life_cuts_the_bootstrap_but_not_the_episode() -> None:
         assert not any(step.episode_over[number] for step in steps[: first.length - 1])
 
 
-def test_evaluation_plays_the_same_games_without_the_life_loss_signal() -> None:
-    runs = {}
-    for evaluation in (False, True):
-        env = make_env(atari("breakout"), seed=4, num_threads=1, num_envs=1, evaluation=evaluation)
+@pytest.mark.parametrize(
+    ("settings", "evaluation"), [({}, True), ({"life_loss_signal": False}, False)], ids=["evaluation", "off"]
+)
+def test_same_games_are_played_without_the_life_loss_signal(
+    settings: dict[str, Any], evaluation: bool
+) -> None:
+    envs = [
+        make_env(atari("breakout"), seed=4, num_threads=1, num_envs=1),
+        make_env(atari("breakout", **settings), 4, 1, num_envs=1, evaluation=evaluation),
+    ]
+    for env in envs:
         env.reset()
-        runs[evaluation] = play(env, constant(FIRE), 200)
-    assert episodes_of(runs[True])
-    assert episodes_of(runs[True]) == episodes_of(runs[False])
-    assert all((step.terminated == step.episode_over).all() for step in runs[True])
-
-
-def test_life_loss_signal_can_be_switched_off() -> None:
-    env = make_env(atari("breakout", life_loss_signal=False), seed=0, num_threads=1, num_envs=1)
-    env.reset()
-    assert all((step.terminated == step.episode_over).all() for step in play(env, constant(FIRE), 120))
+    signaled, plain = (play(env, constant(FIRE), 200) for env in envs)
+    assert episodes_of(plain)
+    assert episodes_of(plain) == episodes_of(signaled)
+    assert all((step.terminated == step.episode_over).all() for step in plain)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -81,16 +84,6 @@ def test_fire_after_a_lost_life_replaces_one_action_and_is_rendered() -> None:
         lost.append(bool(signals.step(np.array([0])).terminated[0]))
         np.testing.assert_array_equal(shown.picture(), by_hand.picture())
     assert sum(lost) >= 2
-
-
-def test_game_that_always_reports_zero_lives_ends_at_game_over() -> None:
-    env = make_env(atari("pong"), seed=0, num_threads=1, num_envs=1)
-    env.reset()
-    steps = play(env, constant(0), 1000)
-    (episode,) = episodes_of(steps)
-    assert episode.episode_return == -21
-    assert not episode.truncated
-    assert sum(step.terminated.sum() for step in steps) == 1
 
 
 def test_game_that_always_reports_one_life_ends_at_game_over() -> None:
@@ -137,18 +130,11 @@ def test_observations_follow_the_configuration() -> None:
     observation, action = describe(atari("pong"))
     assert (observation.shape, observation.dtype) == ((4, 84, 84), np.uint8)
     assert action.n == 6
-    settings = {
-        "grayscale": False,
-        "frame_stack": 2,
-        "image_size": 42,
-        "full_action_space": True,
-        "frame_skip": 2,
-    }
-    observation, action = describe(atari("pong", **settings))
+    settings = {"grayscale": False, "frame_stack": 2, "image_size": 42, "frame_skip": 2}
+    observation, action = describe(atari("pong", full_action_space=True, **settings))
     assert observation.shape == (2, 42, 42, 3)
     assert action.n == 18
     env = make_env(atari("pong", **settings), seed=0, num_threads=1, num_envs=2)
-    assert (env.observation_space, env.action_space) == (observation, action)
     assert env.reset().shape == (2, 2, 42, 42, 3)
     assert env.frame_skip == 2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from env_cases import assert_same_steps, gymnasium_node, own_env, play, sampled, through_a_file
+from env_cases import assert_same_steps, gymnasium_node, own_env, play, sampled
 from exact_cases import QUIET, VECTOR, Moment, differences, folder_override, interrupt
 from refusals import refused
 
@@ -44,15 +44,6 @@ def test_example_of_the_docs_equals_separate_environments(corridor: Component) -
     left, right = (make_env(each, 2, 1, num_envs=3) for each in (corridor, alone))
     np.testing.assert_array_equal(left.reset(), right.reset())
     assert_same_steps(play(left, sampled(left, 2), 80), play(right, sampled(right, 2), 80))
-
-
-def test_restored_example_continues_exactly(corridor: Component) -> None:
-    env, other = (make_env(corridor, seed, 1, num_envs=3) for seed in (21, 99))
-    env.reset()
-    draw = sampled(env, 21)
-    play(env, draw, 50)
-    other.load_state_dict(through_a_file(env.state_dict()))
-    assert_same_steps(play(env, draw, 40, 50), play(other, draw, 40, 50))
 
 
 @pytest.mark.extended

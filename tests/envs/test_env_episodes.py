@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from env_cases import Walk, assert_same_steps, constant, own_env, play, sampled
 
 from labrl.envs.make import make_env
@@ -21,20 +20,6 @@ def test_time_limit_truncates_and_never_terminates() -> None:
     (episode,) = steps[4].episodes
     assert (episode.length, episode.truncated, episode.index) == (5, True, 0)
     assert abs(episode.episode_return - 0.5) < 1e-12, "returns must be summed in double precision"
-
-
-@pytest.mark.extended
-def test_last_step_yields_the_final_and_the_next_first_observation() -> None:
-    env = make_env(own_env(Walk, {"goal": 2}), seed=3, num_threads=1, num_envs=1)
-    env.reset()
-    running, last, after = play(env, constant(1), 3)
-    assert running.observation is running.next_observation
-    assert last.next_observation[0, 0] == 2
-    assert last.observation[0, 0] == 0
-    assert last.terminated[0]
-    assert not last.truncated[0]
-    assert not last.episodes[0].truncated
-    assert after.next_observation[0, 0] == 1, "the first action of the new episode was ignored"
 
 
 def test_ended_episodes_do_not_affect_the_other_environments() -> None:
@@ -87,12 +72,3 @@ def test_arrays_of_a_step_are_not_modified_later() -> None:
     for seen, copy in zip([first, *(step.observation for step in steps)], kept, strict=True):
         np.testing.assert_array_equal(seen, copy)
     assert [bool(step.terminated[0]) for step in steps] == [False, False, True] * 3 + [False]
-
-
-def test_rewards_are_single_precision_and_one_per_environment() -> None:
-    env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=3)
-    env.reset()
-    step = env.step(np.array([1, 0, 1]))
-    assert step.reward.dtype == np.float32
-    assert step.reward.shape == (3,)
-    assert step.terminated.dtype == step.truncated.dtype == step.episode_over.dtype == np.bool_

@@ -4,42 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from env_cases import gymnasium_env, own_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from inputs_env import Lamp
 
 from labrl.component import Component
 from labrl.envs.gym import GymnasiumEnv
 from labrl.envs.single import EnvFactory
-
-
-class Sketch(gym.Env[Any, Any]):
-    """Environment with two inputs in each observation and an info at every second step."""
-
-    observation_space = gym.spaces.Dict(
-        {"picture": gym.spaces.Box(0, 255, (2, 2), np.uint8), "place": gym.spaces.Discrete(9)}
-    )
-    action_space = gym.spaces.MultiDiscrete([3, 3])
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._seen(), {"note": 1.5}
-
-    def step(self, action: Any) -> Any:
-        self._steps += 1
-        return (
-            self._seen(),
-            float(action.sum()),
-            self._steps == 5,
-            False,
-            {"at": 2} if self._steps % 2 else {},
-        )
-
-    def _seen(self) -> dict[str, Any]:
-        return {"picture": np.full((2, 2), self._steps, np.uint8), "place": int(self.np_random.integers(9))}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -59,7 +32,7 @@ def backend(component: Component, num_envs: int) -> GymnasiumEnv:
         gymnasium_env("CartPole-v1"),
         gymnasium_env("Pendulum-v1", max_episode_steps=7),
         gymnasium_env("FrozenLake-v1"),
-        own_env(Sketch),
+        own_env(Lamp),
     ],
     ids=["cartpole", "pendulum", "frozenlake", "several inputs"],
 )

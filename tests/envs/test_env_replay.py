@@ -62,27 +62,6 @@ def test_restored_environment_continues_exactly(
     restored.close()
 
 
-def test_environment_in_use_can_be_set_back_to_an_earlier_state() -> None:
-    env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=4)
-    env.reset()
-    draw = sampled(env, 1)
-    play(env, draw, 30)
-    state = env.state_dict()
-    future = play(env, draw, 50, 30)
-    env.load_state_dict(state)
-    assert_same_steps(future, play(env, draw, 50, 30))
-
-
-def test_environment_that_was_just_reset_is_restored() -> None:
-    env = make_env(own_env(Walk, {"goal": 3}), seed=1, num_threads=1, num_envs=2)
-    env.reset()
-    steps = [env.step(np.array([1, 0])) for _ in range(3)]
-    assert [len(own) for own in env.state_dict()["actions"]] == [0, 3]
-    restored = make_env(own_env(Walk, {"goal": 3}), seed=2, num_threads=1, num_envs=2)
-    np.testing.assert_array_equal(restored.load_state_dict(env.state_dict()), steps[-1].observation)
-    assert_same_steps(play(env, sampled(env, 3), 12), play(restored, sampled(env, 3), 12))
-
-
 def test_replayed_actions_that_end_in_another_state_are_refused() -> None:
     env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
     env.reset()
@@ -91,18 +70,8 @@ def test_replayed_actions_that_end_in_another_state_are_refused() -> None:
     ends_earlier = make_env(own_env(Walk, {"goal": 2}), seed=1, num_threads=1, num_envs=2)
     with refused("environment", "env", "environment 0", kind=ReplayError):
         ends_earlier.load_state_dict(state)
-    state["episode_return"] = state["episode_return"] + 1
-    with refused("environment", "env", "environment 0", kind=ReplayError):
-        env.load_state_dict(state)
-
-
-def test_replayed_actions_that_give_another_observation_are_refused() -> None:
-    env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=3)
-    env.reset()
-    play(env, sampled(env, 1), 9)
-    state = env.state_dict()
-    state["observation"][2, 1] += 1e-6
-    with refused("environment", "env", "environment 2", kind=ReplayError):
+    state["observation"][1, 1] += 1e-6
+    with refused("environment", "env", "environment 1", kind=ReplayError):
         env.load_state_dict(state)
 
 

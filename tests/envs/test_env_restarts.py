@@ -132,7 +132,6 @@ def test_rows_equal_those_of_a_run_without_the_failure(how: str, tmp_path: Path)
         make = f"env.make={{_target_: test_env_restarts.FailsOnce, marks: {folder}, how: {how}}}"
         result = labrl.train([*overrides, make, f"hydra.run.dir={tmp_path / name}"])
         assert result.exit_code == 0
-    found = differences(tmp_path / "whole", tmp_path / "failing")
-    assert found == []
+    assert differences(tmp_path / "whole", tmp_path / "failing") == []
     log = (tmp_path / "failing" / "session_0" / "session.log").read_text()
     assert log.count("env.restarts") == 1

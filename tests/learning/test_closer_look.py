@@ -26,7 +26,7 @@ from labrl.learning.make import make_learner
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.seeding import Streams
-from labrl.session.callbacks.closer_look import action_values, weights
+from labrl.session.callbacks.closer_look import weights
 from labrl.spaces import Spaces
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
@@ -115,20 +115,6 @@ def test_norms_and_noise_scale_of_resumed_run_equal_uninterrupted_run(tmp_path: 
     resumed = run(tmp_path / "resumed", *overrides, "env.max_frame=360")
     assert main([f"+resume={resumed.parent}", "env.max_frame=640"]) == 0
     assert rows(resumed / "train.csv") == rows(uninterrupted / "train.csv")
-
-
-def test_discrete_actions_have_one_bucket_each() -> None:
-    discrete = list(action_values(gym.spaces.Discrete(3, start=5), np.array([5, 7, 7])))
-    assert [(name, edges.tolist()) for name, _, edges in discrete if edges is not None] == [
-        ("actions", [4.5, 5.5, 6.5, 7.5])
-    ]
-    several = list(action_values(gym.spaces.MultiDiscrete([2, 3]), np.array([[0, 2], [1, 1]])))
-    assert [(name, values.tolist()) for name, values, _ in several] == [
-        ("actions/0", [0, 1]),
-        ("actions/1", [2, 1]),
-    ]
-    ((name, _, edges),) = action_values(gym.spaces.Box(-1, 1, (1,)), np.zeros((4, 1)))
-    assert (name, edges) == ("actions", None)
 
 
 class Linear(nn.Module):

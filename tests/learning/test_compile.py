@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-import torch
-from learner_cases import ADAM
-from torch import Tensor, nn
 
 from labrl.agents.agent import Observation
 from labrl.cli import main
@@ -22,44 +16,12 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import make_env
 from labrl.learning.compute import Compute
-from labrl.learning.make import make_learner
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.extended
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
-
-
-class Doubling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * self.weight
-
-
-def test_copy_of_a_compiled_network_uses_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[nn.Module] = []
-
-    def traced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(self: nn.Module, inputs: Tensor) -> Tensor:
-            calls.append(self)
-            return function(self, inputs)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", traced)
-    compute = Compute(torch.device("cpu"), torch.float32, 1, compiled=True)
-    spaces = Spaces(gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2), 1)
-    network = make_learner(Doubling(), spaces, compute, ADAM).network
-    twin = copy.deepcopy(network)
-    with torch.no_grad():
-        twin.weight.fill_(3.0)
-        assert (float(network(torch.ones(1))), float(twin(torch.ones(1)))) == (2.0, 3.0)
-    assert calls == [network, twin]
-    assert isinstance(twin, Doubling)
 
 
 def test_missing_compiler_is_rejected_before_files_are_written(

@@ -20,17 +20,8 @@ from labrl.agents.make import learns_faster_on_gpu
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.learning.compute import Compute, set_deterministic
-from labrl.session.team import on_cpu
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-def test_precision_auto_is_the_same_if_torch_does_not_know_the_processor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    expected = Compute.choose("cpu", "auto", 1).precision
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert Compute.choose("cpu", "auto", 1).precision == expected
 
 
 @pytest.mark.parametrize(
@@ -38,10 +29,8 @@ def test_precision_auto_is_the_same_if_torch_does_not_know_the_processor(
     [
         ("auto", True, None, "cuda"),
         ("auto", False, None, "cpu"),  # small networks are faster with the kernels for the CPU
-        ("auto", False, 1.0, "cpu"),
         ("cuda", False, None, "cuda"),
         ("auto", True, 0.0, "cpu"),
-        ("cpu", True, None, "cpu"),
     ],
 )
 def test_device_auto_uses_the_gpu_only_where_it_is_faster(
@@ -57,11 +46,8 @@ def test_device_auto_uses_the_gpu_only_where_it_is_faster(
     ("overrides", "expected"),
     [
         (["agent=sac", "env=pendulum"], True),
-        (["agent=td3", "env=pendulum"], True),
-        (
-            ["agent=sac", "env=pendulum", "meta.graphs=off"],
-            False,
-        ),  # operation by operation, the CPU is faster
+        # Operation by operation, the CPU is faster.
+        (["agent=sac", "env=pendulum", "meta.graphs=off"], False),
         (["agent=crossq", "env=pendulum"], False),
         (["agent=ppo", "env=cartpole"], False),
     ],
@@ -90,20 +76,11 @@ def test_operations_of_a_gpu_are_deterministic_unless_the_user_allows_others(
     assert torch.are_deterministic_algorithms_enabled() == (deterministic and device == "cuda")
 
 
-@pytest.mark.parametrize("mode", ["default", "warn"])
-def test_session_leaves_the_mode_of_deterministic_algorithms_unchanged(mode: str, tmp_path: Path) -> None:
-    torch.set_deterministic_debug_mode(mode)
-    before = torch.get_deterministic_debug_mode()
-    assert main([*small("ppo", "cartpole"), folder_override(tmp_path), "env.max_frame=128"]) == 0
-    assert torch.get_deterministic_debug_mode() == before
-
-
 @pytest.mark.parametrize(
     ("overrides", "inexact"),
     [
         (["meta.deterministic=false", "meta.device=cuda"], ["meta.deterministic"]),
         (["meta.deterministic=false", "meta.device=auto"], []),  # uses the CPU without images
-        (["meta.deterministic=false", "meta.device=cpu"], []),
         (["meta.deterministic=true", "meta.device=cuda"], []),
     ],
 )
@@ -118,17 +95,6 @@ def test_run_with_free_algorithms_on_a_gpu_is_marked_inexact(
     # Where there is no GPU, the session fails when it moves the network there.
     main([*small("ppo", "cartpole"), folder_override(run), "env.max_frame=128", *overrides])
     assert json.loads((run / "run.json").read_text()).get("inexact", []) == inexact
-
-
-def test_nested_state_is_copied_to_the_cpu() -> None:
-    elsewhere = torch.empty(3, device="meta")
-    state = {"plain": [1, "text", (None, 2.5)], "weights": {"bias": torch.ones(2)}}
-    copied = on_cpu(state)
-    assert copied["plain"] == state["plain"]
-    assert copied["weights"]["bias"].tolist() == [1, 1]
-    # A meta tensor cannot be copied: the error shows that tensors in nested containers are copied too.
-    with pytest.raises(NotImplementedError, match="meta"):
-        on_cpu({"a": [elsewhere]})
 
 
 @NEEDS_GPU

@@ -7,23 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-import torch
 from exact_cases import KL, QUIET, TASKS, rows, state, unequal
-from learner_cases import ADAM, Rows
-from recorder import Operations, record
-from torch import Tensor, nn
+from recorder import record
 
 import labrl
-from labrl.agents.dqn import DQN
-from labrl.agents.ppo import PPO
-from labrl.agents.sac import SAC
 from labrl.learning import graphs
 from labrl.learning.compute import Compute
-from labrl.learning.make import make_learner
-from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.extended
 
@@ -120,36 +110,6 @@ def test_recorded_updates_equal_those_of_the_functions(
     assert not unequal(found, plain)
 
 
-@pytest.mark.parametrize(("case", "agent"), [("ppo-images", PPO), ("dqn-images", DQN), ("sac", SAC)])
-def test_recorded_update_starts_few_operations_and_waits_for_no_result(
-    case: str,
-    agent: Any,
-    choose: Callable[[Any], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counted: list[tuple[int, int, int]] = []
-    learn = agent.learn
-
-    def counting(self: Any) -> int:
-        with Operations() as operations:
-            updates: int = learn(self)
-        if updates:
-            counted.append((len(operations.noted), operations.waits, updates))
-        return updates
-
-    # Count only what Python starts: a repetition starts everything that was recorded at once.
-    choose(lambda function: (lambda: None, function()))
-    monkeypatch.setattr(agent, "learn", counting)
-    longer = ["agent.horizon=40"] if agent is PPO else []
-    plain = "env.max_frame=240", "meta.kernels=torch", "meta.log_frequency=240"
-    trained(tmp_path / "run", *CASES[case], *longer, *plain)
-    operations, waits, updates = counted[-1]
-    assert operations <= 30 * updates  # 119 to 262 without recording
-    # A rollout is awaited once, for its statistics; an update from a replay buffer never.
-    assert waits <= (agent is PPO)
-
-
 def test_parts_that_are_not_labrls_own_are_not_recorded(
     choose: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,22 +125,3 @@ def test_parts_that_are_not_labrls_own_are_not_recorded(
     trained(tmp_path / "run", *CASES["ppo"], "agent._target_=own_agent.Own", "env.max_frame=240")
     log = (tmp_path / "run" / "session_0" / "session.log").read_text()
     assert "own_agent.Own" in log
-
-
-def test_hook_on_a_network_that_the_loss_of_another_one_uses_is_called() -> None:
-    compute = Compute(torch.device("cpu"), torch.float32, 1, record=record)
-    spaces = Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2), 1)
-    one, other = (make_learner(nn.Linear(3, 2), spaces, compute, ADAM, 1.0) for _ in range(2))
-
-    def loss(network: Any, batch: Rows) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            target = other.forward_network(batch.inputs)
-        error = (network(batch.inputs) - target).square().mean()
-        return error, error.detach().view(1)
-
-    for _ in range(graphs.WARM_UP + 3):
-        one.update(loss, Rows(torch.ones(4, 3)), 0.01)
-    calls: list[int] = []
-    other.network.register_forward_hook(lambda *_: calls.append(1))
-    one.update(loss, Rows(torch.ones(4, 3)), 0.01)
-    assert calls == [1]

@@ -242,11 +242,6 @@ def penalty_on_observations(judge: Any, network: Any) -> Tensor:
     return slope.square().mean()
 
 
-def functional(judge: Any, network: Any) -> Tensor:
-    doubled = {name: 2 * weight for name, weight in network.named_parameters()}
-    return torch.func.functional_call(network, doubled, (OBSERVATION, ACTION)).square().mean()
-
-
 def functional_of_the_argument(judge: Any, network: Any) -> Tensor:
     doubled = {name: 2 * weight for name, weight in network.named_parameters()}
     return torch.func.functional_call(judge, doubled, (OBSERVATION, ACTION)).square().mean()
@@ -257,32 +252,18 @@ def mapped(judge: Any, network: Any) -> Tensor:
     return each(OBSERVATION, ACTION).square().mean()
 
 
-def slopes_of_transforms(judge: Any, network: Any) -> Tensor:
-    slope = torch.func.grad(lambda a: judge(OBSERVATION, a).sum())(ACTION)
-    return judge(OBSERVATION, ACTION + slope.detach()).square().mean()
-
-
 LOSSES: dict[str, Loss] = {
     "plain": lambda judge, network: judge(OBSERVATION, ACTION).square().mean(),
-    "two calls of the same size": lambda judge, network: (
-        judge(OBSERVATION, ACTION) * judge(OBSERVATION, 2 * ACTION)
-    ).mean(),
     "an output that is not used": lambda judge, network: judge(OBSERVATION, ACTION)[0].square().mean(),
-    "decay of weights": lambda judge, network: (
-        judge(OBSERVATION, ACTION).mean() + sum(w.square().sum() for w in network.parameters())
-    ),
     "decay of the argument's weights": lambda judge, network: (
         judge(OBSERVATION, ACTION).mean() + sum(w.square().sum() for w in judge.parameters())
     ),
-    "gradient penalty": gradient_penalty,
     "gradient penalty with the loss": lambda judge, network: (
         judge(OBSERVATION, ACTION).square().mean() + gradient_penalty(judge, network)
     ),
     "penalty on observations": penalty_on_observations,
-    "other weights": functional,
     "other weights of the argument": functional_of_the_argument,
     "vmap": mapped,
-    "grad of torch.func": slopes_of_transforms,
 }
 
 
@@ -313,19 +294,6 @@ def test_single_outputs_of_a_policy_have_the_gradient_of_autograd() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
-def test_hook_of_a_weight_takes_effect() -> None:
-    network = policy()
-    fast = KernelNetwork(network, FlatParameters(network).vector)
-    last = network.policy_head[-1]
-    hook = last.weight.register_hook(torch.zeros_like)
-    fast(OBSERVATION).parameters.square().mean().backward()
-    assert not last.weight.grad.any()
-    assert last.bias.grad.any()
-    hook.remove()
-    fast(OBSERVATION).parameters.square().mean().backward()
-    assert last.weight.grad.any()
-
-
 def test_outputs_stay_as_they_are_when_the_graph_is_gone() -> None:
     network = policy()
     fast = KernelNetwork(network, FlatParameters(network).vector)
@@ -346,11 +314,3 @@ def test_graph_can_be_differentiated_twice() -> None:
     fast(3 * OBSERVATION)
     loss.backward()
     torch.testing.assert_close(flat.gradient, 2 * once)
-
-
-def test_observation_that_requires_a_gradient_is_read_where_none_is_computed() -> None:
-    network = policy()
-    fast = KernelNetwork(network, FlatParameters(network).vector)
-    with torch.no_grad():
-        found = fast(OBSERVATION.clone().requires_grad_()).value
-    torch.testing.assert_close(found, network(OBSERVATION).value.detach())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +11,6 @@ import torch
 from learner_cases import (
     ADAM,
     CHANGES,
-    Doubled,
     Rows,
     autocast,
     compute,
@@ -24,13 +21,12 @@ from learner_cases import (
 )
 from options import options
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from labrl.learning.learner import Learner
 from labrl.learning.make import make_learner
-from labrl.learning.sliced import MIN_MATRIX_SIZE, RoundedWeights
+from labrl.learning.sliced import MIN_MATRIX_SIZE
 from labrl.networks.layers import Float32Linear
-from labrl.networks.torso import NatureCNN, NatureCNNConfig
+from labrl.networks.torso import NatureCNN
 from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("without_amx")
@@ -39,17 +35,15 @@ ROWS = Rows(torch.from_numpy(np.random.default_rng(0).integers(0, 256, (36, 44, 
 IMAGES_OF_ROWS = ROWS.inputs.numpy()
 LARGE = options("agent.network.torso", "agent/network=nature_cnn", features=2048)
 """A Nature CNN whose weights are large."""
-ROWS_PER_CALL: list[int] = []
-"""Number of rows of each forward pass of an ImageNetwork."""
 
 
 class ImageNetwork(nn.Module):
-    """Network of two outputs on a Nature CNN that records the rows of each forward pass."""
+    """Network of two outputs on a Nature CNN."""
 
-    def __init__(self, config: NatureCNNConfig = LARGE, space: gym.spaces.Box = SPACE) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.torso = NatureCNN(config, space)
+        self.torso = NatureCNN(LARGE, SPACE)
         for layer in self.torso.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.normal_(layer.bias, std=0.1)  # a zero bias would hide that it is left out
@@ -57,12 +51,10 @@ class ImageNetwork(nn.Module):
             self.output = Float32Linear(self.torso(torch.zeros(1, 44, 36, 4)).shape[1], 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        ROWS_PER_CALL.append(len(x))
         return self.output(self.torso(x))
 
 
 def learner_of(network: nn.Module, num_workers: int = 1) -> Learner[Any]:
-    ROWS_PER_CALL.clear()
     return make_learner(
         network, Spaces(SPACE, gym.spaces.Discrete(2), 4), compute(num_workers, torch.bfloat16), ADAM
     )
@@ -108,26 +100,6 @@ def test_every_change_of_the_weights_takes_effect(change: Any, num_workers: int)
     learner.close()
 
 
-def test_copies_share_the_large_rounded_weights_of_image_torsos() -> None:
-    network = ImageNetwork()
-    rounded, copies = RoundedWeights(network), [copy.deepcopy(network) for _ in range(2)]
-    assert rounded
-    for each in copies:
-        rounded.give_to(each)
-    large = [each.torso.linear[0].weight for each in copies]  # type: ignore[index]
-    assert large[0].dtype == torch.bfloat16
-    assert large[0].data_ptr() == large[1].data_ptr()
-    others = [weight.dtype for weight in copies[0].parameters() if weight.numel() < MIN_MATRIX_SIZE]
-    assert set(others) == {torch.float32}
-    assert not rounded.is_stale
-    with torch.no_grad():
-        network.torso.linear[0].weight.mul_(1.5)  # type: ignore[index]
-    assert rounded.is_stale
-    rounded.refresh()
-    assert torch.equal(large[0], network.torso.linear[0].weight.to(torch.bfloat16))  # type: ignore[index]
-    assert not RoundedWeights(ImageNetwork(replace(LARGE, features=3)))
-
-
 class Exact(nn.Module):
     """User-defined network with one large layer that computes in float32 and one that may be rounded."""
 
@@ -149,40 +121,4 @@ def test_weights_used_in_float32_are_not_rounded() -> None:
     learner.gradient(mean_loss, ROWS)
     assert all(map(torch.equal, gradients(learner), expected))
     assert np.array_equal(learner.forward(IMAGES_OF_ROWS), autocast_output(learner.network))
-    learner.close()
-
-
-@pytest.mark.parametrize(("size", "slices"), [(1, 1), (16, 1), (31, 1), (32, 2), (36, 2)])
-def test_small_minibatches_are_computed_by_one_worker(size: int, slices: int) -> None:
-    learner = learner_of(ImageNetwork(), 2)
-    learner.forward(IMAGES_OF_ROWS[:size])
-    assert len(ROWS_PER_CALL) == slices
-    assert sum(ROWS_PER_CALL) == size
-    learner.close()
-
-
-def test_hooks_and_parametrizations_added_later_take_effect() -> None:
-    learner = learner_of(ImageNetwork(), 2)
-    network = learner.network
-    before = learner.forward(IMAGES_OF_ROWS)
-    calls: list[int] = []
-
-    def halved(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        calls.append(len(output))
-        return output / 2
-
-    hook = network.torso.linear.register_forward_hook(halved)
-    for doubled in (False, True):
-        calls.clear()
-        if doubled:
-            parametrize.register_parametrization(network.torso.convolutions[1], "weight", Doubled())
-        assert np.array_equal(learner.forward(IMAGES_OF_ROWS), autocast_output(network))
-        expected, means = reference(network, ROWS, autocast())
-        calls_before = len(calls)
-        assert torch.equal(learner.gradient(mean_loss, ROWS), means)
-        assert calls[calls_before:] == [len(ROWS)]
-        assert all(map(torch.equal, gradients(learner), expected))
-    parametrize.remove_parametrizations(network.torso.convolutions[1], "weight", leave_parametrized=False)
-    hook.remove()
-    assert np.array_equal(learner.forward(IMAGES_OF_ROWS), before)
     learner.close()

@@ -52,17 +52,6 @@ def test_shared_weights_are_one_memory_for_sessions_and_their_workers(tmp_path: 
         torch.testing.assert_close(torch.from_numpy(found), (initial + 1).T + bias)
 
 
-def test_optimizer_of_one_part_updates_the_shared_weights(tmp_path: Path) -> None:
-    """Regression test: the value function's optimizer updated weights that were no longer in use."""
-    module, learner = network(1)
-    (piece,) = learner.flat.pieces(module, [module])
-    SharedWeights(tmp_path, "shared", learner.flat)
-    before = module.weight.detach().clone()
-    with torch.no_grad():
-        piece.add_(1.0)
-    torch.testing.assert_close(module.weight.detach(), before + 1)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -94,16 +83,6 @@ def test_synced_weights_are_the_sum_of_all_sessions_changes(tmp_path: Path) -> N
     torch.testing.assert_close(second.weight.detach(), initial + 1.25)
     a.exchange()
     torch.testing.assert_close(first.weight.detach(), initial + 1.25)
-
-
-@pytest.mark.parametrize("mode", ["shared", "synced"])
-def test_restored_sessions_get_the_weights_of_the_latest_checkpoint(mode: str, tmp_path: Path) -> None:
-    (first, one), (second, other) = network(1), network(2)
-    pair = [SharedWeights(tmp_path, mode, learner.flat) for learner in (one, other)]  # type: ignore[arg-type]
-    for shared, learner, own in zip(pair, (one, other), (5.0, 7.0), strict=True):
-        fill = learner.flat.vector.data.fill_
-        shared.restore(lambda fill=fill, own=own: fill(own), lambda fill=fill: fill(9.0))
-    assert float(first.weight.detach().mean()) == float(second.weight.detach().mean()) == 9.0
 
 
 @pytest.mark.extended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,19 +20,26 @@ from learner_cases import (
     loss_of_rows,
     mean_loss,
     reference,
-    updated,
     without_amx,  # noqa: F401
 )
+from numpy.typing import NDArray
+from options import options
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner
 from labrl.learning.make import make_learner
+from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.layers import Float32Linear
+from labrl.networks.q_network import QNetwork
+from labrl.networks.torso import NatureCNN
 from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("without_amx")
-SPACES = Spaces(gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), gym.spaces.Discrete(2), 4)
+TWO, VECTOR = gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (6,))
+IMAGE = gym.spaces.Box(0, 255, (4, 44, 36), np.uint8)
+SPACES = Spaces(gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), TWO, 4)
 ROWS = Rows(
     torch.randn(31, 3, 6, 6, generator=torch.Generator().manual_seed(1)),
     torch.randn(31, 2, generator=torch.Generator().manual_seed(2)),
@@ -69,74 +76,20 @@ def test_gradients_of_slices_add_up_to_that_of_the_minibatch(
 ) -> None:
     expected, means = reference(network(), ROWS)
     learner = learner_of(compute(num_workers), network().to(memory_format=memory_format))
-    for _ in range(2):  # the second gradient must not contain the first
+    repeated = []
+    for _ in range(3):  # the second gradient must not contain the first
         SEEN.clear()
         statistics = learner.gradient(mean_loss, ROWS)
+        repeated.append(learner.flat.gradient.clone())
+    assert all(torch.equal(repeated[0], other) for other in repeated)
     assert sum(rows for rows, *_ in SEEN) == len(ROWS)
     assert len(SEEN) == num_workers
     assert len({thread for _, thread, *_ in SEEN}) >= min(num_workers, 2)
     for found, gradient in zip(gradients(learner), expected, strict=True):
         torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(statistics, means)
-    learner.close()
-
-
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_statistics_of_rows_keep_the_order_of_the_rows(num_workers: int) -> None:
-    learner = learner_of(compute(num_workers))
-    statistics = learner.gradient(loss_of_rows, ROWS)
-    with torch.no_grad():
-        outputs = learner.network(ROWS.inputs)
-    expected = torch.stack([(outputs - ROWS.targets).square().mean(1), outputs.mean(1)])
-    torch.testing.assert_close(statistics, expected)
-    assert statistics.shape == (2, 31)
-    learner.close()
-
-
-def test_repeated_gradients_are_equal_bit_for_bit() -> None:
-    learner = learner_of(compute(2))
-    found = []
-    for _ in range(5):
-        learner.gradient(mean_loss, ROWS)
-        found.append(learner.flat.gradient.clone())
-    assert all(torch.equal(found[0], other) for other in found[1:])
-    learner.close()
-
-
-class Pair(NamedTuple):
-    first: Tensor
-    second: Tensor | None
-
-
-class Two(nn.Module):
-    """Network with several inputs, options and outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor, factor: Tensor | None = None, *, half: bool = False) -> Pair:
-        outputs = self.layer(x) if factor is None else self.layer(x) * factor
-        return Pair(outputs.float(), None if half else outputs.sum(1).float())
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_forward_has_the_inputs_and_outputs_of_the_network(precision: torch.dtype) -> None:
-    torch.manual_seed(0)
-    learner = learner_of(compute(2, precision), Two())
-    x, factor = np.random.default_rng(0).normal(size=(9, 3)), np.arange(9.0).reshape(9, 1)
-    for inputs, options in (((x,), {}), ((x, factor), {}), ((x, None), {"half": True})):
-        found = learner.forward(*inputs, **options)
-        tensors = [None if each is None else torch.from_numpy(each).float() for each in inputs]
-        with torch.inference_mode(), autocast() if precision == torch.bfloat16 else torch.no_grad():
-            expected = learner.network(*tensors, **options)
-        assert type(found) is Pair
-        assert (found.second is None) == ("half" in options)
-        for array, tensor in zip(found, expected, strict=True):
-            assert (array is None) == (tensor is None)
-            if tensor is not None:
-                assert isinstance(array, np.ndarray)
-                np.testing.assert_allclose(array, tensor, rtol=1e-5, atol=1e-6)
+    of_rows = learner.gradient(loss_of_rows, ROWS)
+    torch.testing.assert_close(of_rows, loss_of_rows(learner.network, ROWS)[1])
     learner.close()
 
 
@@ -236,88 +189,96 @@ def test_all_cores_share_each_matrix_product_only_with_amx(
     learner.close()
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_twin_and_frozen_networks_compute_in_the_same_precision(precision: torch.dtype) -> None:
-    learner = learner_of(compute(2, precision))
-    twin, _ = learner.copy_network()
-    context = autocast() if precision == torch.bfloat16 else torch.no_grad()
-    with context:
-        expected = learner.network(ROWS.inputs)
-    assert torch.equal(learner.forward_network(ROWS.inputs), expected)
-    for net in (twin, learner.frozen()):
-        assert torch.equal(learner.accelerate(net)(ROWS.inputs), expected)
-        assert not any(parameter.requires_grad for parameter in net.parameters())
-    updated(learner, ROWS)
-    assert torch.equal(learner.accelerate(twin)(ROWS.inputs), expected)
-    assert not torch.equal(learner.forward_network(ROWS.inputs), expected)
-    learner.close()
+def large_network() -> nn.Module:
+    """Return a network with weights that are rounded once for all workers in bfloat16."""
+    torch.manual_seed(0)
+    config = options("agent.network.torso", "agent/network=nature_cnn", features=2048)
+    return nn.Sequential(NatureCNN(config, IMAGE), Float32Linear(2048, 2))
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_forward_hooks_are_called_once_with_all_rows(precision: torch.dtype) -> None:
-    learner = learner_of(compute(2, precision))
-    learner.gradient(mean_loss, ROWS)
-    before = learner.forward(ROWS.inputs.numpy()), learner.flat.gradient.clone()
+def actor_critic() -> nn.Module:
+    torch.manual_seed(0)
+    config = options("agent.network", "agent/network=nature_cnn")
+    return ActorCritic(config, Spaces(IMAGE, TWO, 4), num_outputs=2, log_std_init=None)
+
+
+def q_network() -> nn.Module:
+    torch.manual_seed(0)
+    config = options("agent.network", "agent=dqn agent/network=mlp", dueling=True, head=[5])
+    return QNetwork(config, Spaces(VECTOR, TWO, 4), num_actions=2, num_outputs=3)
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (36, 44, 36, 4), np.uint8)
+LEARNERS: dict[str, tuple[Any, gym.spaces.Box, Compute, NDArray]] = {
+    "kernel": (q_network, VECTOR, compute(1), ROWS.inputs[:, 0, 0].numpy()),
+    "workers": (actor_critic, IMAGE, compute(2), IMAGES),
+    "bfloat16": (large_network, IMAGE, BF16, IMAGES),
+}
+"""By the way in which outputs are computed: a network, its observation space, and observations."""
+
+
+def parts(outputs: Any) -> list[Any]:
+    """Return the outputs of a network, without the recurrent state."""
+    return [each for each in outputs if each is not None] if isinstance(outputs, tuple) else [outputs]
+
+
+def loss_of_first_output(net: Any, rows: Rows) -> tuple[Tensor, Tensor]:
+    error = parts(net(rows.inputs))[0].float().square().mean()
+    return error, error.detach().reshape(1)
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_hooks_take_effect_until_they_are_removed(kind: str) -> None:
+    make, space, of, seen = LEARNERS[kind]
+    learner, rows = make_learner(make(), Spaces(space, TWO, 4), of, ADAM), Rows(torch.from_numpy(seen))
+    learner.gradient(loss_of_first_output, rows)
+    before, gradient = parts(learner.forward(seen))[0], learner.flat.gradient.clone()
     calls: list[int] = []
 
-    def halved(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def nothing(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         calls.append(len(output))
         return output * 0
 
-    layer = learner.network[3]
-    hook = layer.register_forward_hook(halved)
-    outputs = learner.forward(ROWS.inputs.numpy())
-    learner.gradient(mean_loss, ROWS)
-    assert calls == [31, 31]
-    np.testing.assert_allclose(outputs, np.broadcast_to(learner.network[5].bias.detach(), (31, 2)), rtol=0.01)
+    layer = next(part for part in learner.network.modules() if isinstance(part, nn.Linear))
+    hook = layer.register_forward_hook(nothing)
+    assert not np.allclose(parts(learner.forward(seen))[0], before)
+    learner.gradient(loss_of_first_output, rows)
+    assert calls == [len(seen)] * 2, "it was not called once with all rows"
     assert not layer.weight.grad.any()
-    assert learner.network[5].bias.grad.any()
     hook.remove()
-    learner.gradient(mean_loss, ROWS)
-    assert np.array_equal(learner.forward(ROWS.inputs.numpy()), before[0])
-    assert torch.equal(learner.flat.gradient, before[1])
+    hook = layer.weight.register_hook(torch.zeros_like)
+    learner.gradient(loss_of_first_output, rows)
+    assert not layer.weight.grad.any()
+    hook.remove()
+    learner.gradient(loss_of_first_output, rows)
+    assert np.array_equal(parts(learner.forward(seen))[0], before)
+    assert torch.equal(learner.flat.gradient, gradient)
     learner.close()
 
 
-def test_backward_hooks_are_called_and_change_the_gradient() -> None:
-    learner = learner_of(compute(2))
-    calls: list[int] = []
-
-    def nothing(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-        calls.append(len(outputs[0]))
-        return tuple(torch.zeros_like(each) for each in inputs)
-
-    hook = learner.network[4].register_full_backward_hook(nothing)
-    learner.gradient(mean_loss, ROWS)
-    assert calls == [31]
-    assert not learner.network[0].weight.grad.any()
-    hook.remove()
-    learner.gradient(mean_loss, ROWS)
-    assert calls == [31]
-    assert learner.network[0].weight.grad.any()
-    learner.close()
-
-
-@pytest.mark.parametrize("before", [False, True], ids=["later", "from the beginning"])
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_parametrizations_are_applied(precision: torch.dtype, before: bool) -> None:
-    module = network()
-    if before:
-        parametrize.register_parametrization(module[0], "weight", Doubled())
-    learner = learner_of(compute(2, precision), module)
-    if not before:
-        updated(learner, ROWS)
-        parametrize.register_parametrization(module[0], "weight", Doubled())
-    context = autocast() if precision == torch.bfloat16 else None
-    exact = 1e-5 if precision == torch.float32 else 0.02
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_parametrizations_take_effect(kind: str, later: bool) -> None:
+    make, space, of, seen = LEARNERS[kind]
+    module, rows = make(), Rows(torch.from_numpy(seen))
+    layer = next(part for part in module.modules() if isinstance(part, nn.Linear))
+    if not later:
+        parametrize.register_parametrization(layer, "weight", Doubled())
+    learner = make_learner(module, Spaces(space, TWO, 4), of, ADAM)
+    if later:
+        learner.gradient(loss_of_first_output, rows)
+        parametrize.register_parametrization(layer, "weight", Doubled())
+    exact = 0.02 if kind == "bfloat16" else 1e-5
     for _ in range(2):
-        expected, means = reference(module, ROWS, context)
-        torch.testing.assert_close(learner.gradient(mean_loss, ROWS), means, rtol=exact, atol=exact)
-        for found, gradient in zip(gradients(learner), expected, strict=True):
-            torch.testing.assert_close(found, gradient, rtol=exact, atol=exact)
-        outputs = learner.forward(ROWS.inputs.numpy())
-        with torch.no_grad():
-            wanted = learner.forward_network(ROWS.inputs)
-        np.testing.assert_allclose(outputs, wanted, rtol=exact, atol=exact)
+        with autocast() if kind == "bfloat16" else torch.enable_grad():
+            expected, _ = loss_of_first_output(module, rows)
+            outputs = [each.detach().float() for each in parts(module(rows.inputs))]
+        wanted = torch.autograd.grad(expected, list(module.parameters()), allow_unused=True)
+        for found, output in zip(parts(learner.forward(seen)), outputs, strict=True):
+            np.testing.assert_allclose(found, output, rtol=exact, atol=exact)
+        learner.gradient(loss_of_first_output, rows)
+        for weight, slope in zip(module.parameters(), wanted, strict=True):
+            by_autograd = torch.zeros_like(weight) if slope is None else slope
+            torch.testing.assert_close(weight.grad, by_autograd, rtol=exact, atol=exact)
         learner.step(0.1)
     learner.close()

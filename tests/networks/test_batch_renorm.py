@@ -110,23 +110,6 @@ def test_torso_fits_the_observation_space(space: gym.Space, kinds: set[type[nn.M
     assert all(int(part.minibatches) == 0 for part in renorms), "building the torso counted as a minibatch"
 
 
-def test_image_features_are_normalized_over_the_minibatch() -> None:
-    torch.manual_seed(0)
-    torso = RenormalizedCNN(options(TORSO, "agent=crossq", features=8, initialization="orthogonal"), IMAGE)
-    IMAGE.seed(0)
-    images = torch.as_tensor(torso.layout(np.stack([IMAGE.sample() for _ in range(16)])))
-    features = torso(images)
-    torch.testing.assert_close(features.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
-    alive = features.std(0) > 0  # a feature that is 0 for all images stays 0
-    assert alive.sum() > 2
-    torch.testing.assert_close(
-        features.std(0, correction=0)[alive], torch.ones(int(alive.sum())), rtol=0, atol=0.3
-    )
-    features.square().sum().backward()
-    torso.eval()
-    torch.testing.assert_close(torso(images)[:2], torso(images[:2]))
-
-
 RENORMALIZED = ("agent/network=batch_renorm",)
 RECURRENT = ("agent/network=gru", "agent/network@agent.network.torso=batch_renorm")
 IN_CRITICS = (

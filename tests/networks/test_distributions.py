@@ -48,23 +48,6 @@ def test_categorical_samples_follow_the_probabilities() -> None:
     assert np.bincount(sampled) / 20_000 == pytest.approx(probabilities, abs=0.01)
 
 
-def test_gaussian_samples_follow_the_mean_and_standard_deviation() -> None:
-    parameters = np.tile(np.array([1.0, -2.0, np.log(0.5), np.log(2.0)], np.float32), (20_000, 1))
-    sampled = DiagonalGaussian(BOX).sample(parameters, np.random.default_rng(0))
-    assert sampled.mean(0) == pytest.approx([1, -2], abs=0.05)
-    assert sampled.std(0) == pytest.approx([0.5, 2], rel=0.03)
-
-
-def test_environment_actions_lie_in_the_action_space() -> None:
-    gaussian = DiagonalGaussian(BOX)
-    wild = np.array([[9.0, -9.0], [0.0, 0.0]], np.float32)
-    assert all(BOX.contains(action) for action in gaussian.to_env(wild))
-    shifted = gym.spaces.Discrete(3, start=5)
-    logits = np.array([[0.0, 9.0, 0.0]], np.float32)
-    categorical = Categorical(shifted)
-    assert categorical.to_env(categorical.mode(logits)).tolist() == [6]
-
-
 def test_squashed_gaussian_ignores_components_with_a_single_value() -> None:
     """Regression test: equal bounds made the densities infinite and the first update non-finite."""
     fixed = gym.spaces.Box(np.array([-1, 3], np.float32), np.array([1, 3], np.float32))
@@ -91,16 +74,6 @@ def test_multi_categorical_equals_torch() -> None:
     torch.testing.assert_close(log_prob, sum(p.log_prob(a) for p, a in zip(parts, action.T, strict=True)))
     torch.testing.assert_close(entropy, sum(p.entropy() for p in parts))
     assert all(space.contains(row) for row in policy.to_env(action.numpy()))
-
-
-def test_multi_categorical_samples_follow_the_probabilities() -> None:
-    policy = MultiCategorical(gym.spaces.MultiDiscrete([[2], [3]]))
-    probabilities = np.array([0.25, 0.75, 0.2, 0.3, 0.5])
-    logits = np.tile(np.log(probabilities), (20_000, 1)).astype(np.float32)
-    sampled = policy.sample(logits, np.random.default_rng(0))
-    assert sampled.shape == (20_000, 2, 1)
-    assert np.bincount(sampled[:, 0, 0]) / 20_000 == pytest.approx(probabilities[:2], abs=0.01)
-    assert np.bincount(sampled[:, 1, 0]) / 20_000 == pytest.approx(probabilities[2:], abs=0.01)
 
 
 def test_bernoulli_equals_torch_and_samples_follow_the_probabilities() -> None:
@@ -145,8 +118,8 @@ def integrated_entropy(mean: float, std: float) -> float:
     return float(-(np.exp(log_p) * (log_p - log_slope)).sum() * (u[1] - u[0]))
 
 
-@pytest.mark.parametrize("std", [1e-3, 0.3, 1.0, 3.0, 7.0, 12.0, 50.0, 1000.0])
-@pytest.mark.parametrize("mean", [0.0, 0.7, -4.0, 25.0])
+@pytest.mark.parametrize("std", [1e-3, 0.3, 3.0, 12.0, 1000.0])
+@pytest.mark.parametrize("mean", [0.0, 0.7, -4.0])
 def test_entropy_of_squashed_gaussian_equals_the_integral(mean: float, std: float) -> None:
     policy = SquashedGaussian(gym.spaces.Box(-1, 1, (1,), np.float32))
     parameters, action = np.array([[mean, np.log(std)]], np.float32), np.zeros((1, 1), np.float32)
@@ -228,9 +201,6 @@ def test_beta_samples_follow_the_distribution(shapes: tuple[float, float], tenso
     cumulative = [0.0, *torch.cumulative_trapezoid(density, x, dim=0).tolist()]
     expected = np.interp(ordered, x, cumulative)
     assert np.abs(expected - np.arange(1, 40_001) / 40_000).max() < 0.01  # Kolmogorov-Smirnov
-    action = policy.to_env(drawn[:, None])
-    assert action.min() >= -1
-    assert action.max() <= 3
 
 
 def test_best_beta_action_is_the_mode_and_stays_finite_at_the_edges() -> None:
@@ -244,24 +214,6 @@ def test_best_beta_action_is_the_mode_and_stays_finite_at_the_edges() -> None:
         log_prob, entropy = policy.log_prob_entropy(far, torch.from_numpy(sample))
         (slope,) = torch.autograd.grad((log_prob + entropy).sum(), far)
         assert torch.isfinite(torch.cat([log_prob, entropy, slope[0]])).all()
-
-
-@pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian, SquashedGaussian, ScaledBeta])
-def test_scalar_box_gives_the_same_results_as_a_box_of_one_number(policy: type) -> None:
-    scalar, vector = gym.spaces.Box(-1, 2, (), np.float32), gym.spaces.Box(-1, 2, (1,), np.float32)
-    parameters, action = torch.tensor([[0.3, -0.5], [1.0, 0.1]]), torch.tensor([0.4, -0.9])
-    if policy is ScaledBeta:
-        action = action.abs()
-    for ours, theirs in zip(
-        policy(scalar).log_prob_entropy(parameters, action),
-        policy(vector).log_prob_entropy(parameters, action[:, None]),
-        strict=True,
-    ):
-        assert ours.tolist() == theirs.tolist()
-    assert (
-        policy(scalar).to_env(action.numpy()).tolist()
-        == policy(vector).to_env(action[:, None].numpy())[:, 0].tolist()
-    )
 
 
 @pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian])

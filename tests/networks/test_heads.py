@@ -78,16 +78,13 @@ def test_action_value_head_uses_the_configured_activation(normed: bool) -> None:
     ("agent", "overrides"),
     [
         ("ppo", ["policy_head=[8]", "value_head=[16,8]"]),
-        ("a2c", ["policy_head=[8]", "value_head=[8]", "shared=false"]),
         ("reinforce", ["policy_head=[8]"]),
         ("recurrent_ppo", ["policy_head=[8]", "value_head=[8]", "head_layer_norm=true"]),
-        ("sarsa", ["head=[8]", "head_activation=GELU"]),
         ("rainbow", ["head=[8]", "head_activation=Tanh", "head_layer_norm=true"]),
     ],
 )
 def test_agents_learn_with_configured_heads(agent: str, overrides: list[str], tmp_path: Path) -> None:
-    own = ["agent.value_lr=1e-3"] if agent == "a2c" else []
     given = [f"agent.network.{override}" for override in overrides]
-    result = train([f"agent={agent}", "env=cartpole", "meta=dev", *own, *given, f"hydra.run.dir={tmp_path}"])
+    result = train([f"agent={agent}", "env=cartpole", "meta=dev", *given, f"hydra.run.dir={tmp_path}"])
     assert result.sessions[0].opt_step > 0
     assert re.search(r"weight +8 x \d+", (tmp_path / "session_0/networks.txt").read_text())

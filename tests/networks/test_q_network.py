@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import gymnasium as gym
@@ -94,26 +93,6 @@ def test_every_layer_of_both_streams_has_its_own_noise() -> None:
         changed = noise.clone()
         changed[index] += 1
         assert not torch.equal(net(inputs, noise=changed).outputs, reference), index
-
-
-def test_noisy_network_without_noise_uses_its_mean_weights() -> None:
-    net, inputs = network(noisy=0.5, head=[8]), torch.randn(2, 3)
-    before = net(inputs).outputs
-    for layer in net.advantage.layers:
-        layer.weight_sigma.data.zero_()  # type: ignore[union-attr, operator]
-        layer.bias_sigma.data.zero_()  # type: ignore[union-attr, operator]
-    torch.testing.assert_close(net(inputs).outputs, before)
-    torch.testing.assert_close(net(inputs, noise=noise_of(net)).outputs, before)
-
-
-def test_deep_copy_shares_no_weights() -> None:
-    net, inputs = network(dueling=True, head=[8]), torch.randn(2, 3)
-    copied = copy.deepcopy(net)
-    before = net(inputs).outputs
-    for parameter in copied.parameters():
-        parameter.data.zero_()
-    torch.testing.assert_close(net(inputs).outputs, before)
-    assert not copied(inputs).outputs.any()
 
 
 def test_last_layer_computes_in_float32_under_bfloat16() -> None:

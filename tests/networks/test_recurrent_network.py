@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from options import component
 from torch import Tensor
 
 from labrl.component import Component
-from labrl.learning.flat import FlatParameters
 from labrl.memory.rollout import Segments
 from labrl.networks.recurrent import Recurrent, RecurrentConfig
 
@@ -93,19 +90,6 @@ def test_gradients_at_once_equal_those_of_single_steps_with_resets(kind: str, la
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_features_do_not_depend_on_earlier_episodes(kind: str) -> None:
-    net, start = recurrent_network(kind), np.zeros((2, 6), np.bool_)
-    start[:, 3] = True
-    one, other = observations(VECTOR, 2, 6), observations(VECTOR, 2, 6)
-    other[:, :3] += 1
-    zeros = torch.zeros(2, net.state_size)
-    ours, others = (at_once(net, inputs, zeros, start)[0] for inputs in (one, other))
-    assert not torch.allclose(ours[:, :3], others[:, :3])
-    torch.testing.assert_close(ours[:, 3:], others[:, 3:])
-    torch.testing.assert_close(ours[:, 3], net(one[:, 3])[0])
-
-
 def test_lstm_layer_equals_torch_lstm_cell() -> None:
     net, inputs = recurrent_network("lstm"), observations(VECTOR, 3, 2)
     cell = torch.nn.LSTMCell(8, 5)
@@ -115,24 +99,3 @@ def test_lstm_layer_equals_torch_lstm_cell() -> None:
     output, cell_state = cell(net.torso(inputs[:, 0]), carried)
     torch.testing.assert_close(features, output)
     torch.testing.assert_close(state, torch.cat([output, cell_state], dim=1))
-
-
-def test_replica_shares_weights_and_computes_the_same_gradients() -> None:
-    net, inputs = recurrent_network(), observations(VECTOR, 3, 4)
-    start, state = np.zeros((3, 4), np.bool_), torch.zeros(3, 5)
-    flat = FlatParameters(net)
-    replica = flat.replica(net)
-    with torch.no_grad():
-        flat.vector += 0.1
-    torch.testing.assert_close(at_once(net, inputs, state, start), at_once(replica, inputs, state, start))
-    at_once(replica, inputs, state, start)[0].sum().backward()
-    at_once(net, inputs, state, start)[0].sum().backward()
-    for ours, others in zip(net.parameters(), replica.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, others.grad)
-    assert flat.vector.grad is not None
-    assert flat.vector.grad.count_nonzero()
-    frozen = copy.deepcopy(net)
-    with torch.no_grad():
-        flat.vector += 0.1
-    ours, old = at_once(net, inputs, state, start)[0], at_once(frozen, inputs, state, start)[0]
-    assert not torch.allclose(ours, old)

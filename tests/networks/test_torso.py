@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from env_cases import own_env
 from gymnasium import spaces
 from options import component, options
 from refusals import refused
 from torch import nn
 
-from labrl.component import Component
-from labrl.config.validate import dataclass_of
-from labrl.envs.make import describe
 from labrl.networks.batch_renorm import RenormalizedCNN
 from labrl.networks.building import build_torso
-from labrl.networks.impala import ImpalaCNN, Residual
-from labrl.networks.layers import Activation, ConcatInputs, Initialization
+from labrl.networks.impala import ImpalaCNN
+from labrl.networks.layers import ConcatInputs, Initialization
 from labrl.networks.torso import MLP, MLPConfig, NatureCNN
 from labrl.spaces import array_dtype
 
@@ -44,13 +40,6 @@ def cnn_config(option: str, **changes: Any) -> Any:
     return options(TORSO, f"agent/network={option}", **changes)
 
 
-class Odd(gym.Env):  # type: ignore[type-arg]
-    """Environment whose observations have two parts, one of which is text."""
-
-    observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Text(3)))
-    action_space = spaces.Discrete(2)
-
-
 @pytest.mark.parametrize("space", ONE_ARRAY, ids=str)
 def test_mlp_has_different_features_for_different_observations(space: gym.Space) -> None:  # type: ignore[type-arg]
     torch.manual_seed(0)
@@ -62,14 +51,6 @@ def test_mlp_has_different_features_for_different_observations(space: gym.Space)
     assert features.shape == (16, 8)
     distinct = {row.tobytes() for row in batch}
     assert len({tuple(row) for row in features.detach().numpy().round(5).tolist()}) == len(distinct)
-
-
-@pytest.mark.parametrize("activation", get_args(Activation))
-def test_every_activation_is_elementwise_and_deterministic(activation: str) -> None:
-    mlp = MLP(mlp_config(hidden=[8], activation=activation), spaces.Box(-1, 1, (3,)))
-    batch = torch.linspace(-1, 1, 12).reshape(4, 3)
-    assert torch.allclose(mlp(batch)[:1], mlp(batch[:1]), atol=1e-6)
-    assert torch.equal(mlp(batch), mlp(batch))
 
 
 def bounded(shape: tuple[int, ...], axis: int | None, low: int, high: int) -> tuple[gym.Space[Any], Any]:
@@ -99,7 +80,7 @@ TORSOS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("shape", [(2, 40, 40), (40, 40, 2)])
 @pytest.mark.parametrize(
     ("axis", "low", "high"),
-    [(None, 0, 1), (None, 0, 7), (None, 100, 101), (None, 0, 0), (0, 3, 255), (2, 0, 255)],
+    [(None, 0, 1), (None, 100, 101), (None, 0, 0), (0, 3, 255), (2, 0, 255)],
 )
 def test_bytes_are_scaled_by_the_bounds_of_their_space(
     torso: str, shape: tuple[int, int, int], axis: int | None, low: int, high: int
@@ -145,11 +126,6 @@ def test_bytes_among_several_inputs_are_scaled_by_their_bounds() -> None:
     read = ConcatInputs(spaces.Dict(inputs))(rows)
     np.testing.assert_allclose(read, [[*[1] * 4, 0, 1, *[0.2] * 3, 0.5, 0.25, 500]], rtol=1e-6)
     assert read.dtype == np.float32
-
-
-def test_observations_that_are_not_arrays_are_refused_by_name() -> None:
-    with refused("unsupported", "env", "1", "Text", "env.wrappers"):
-        describe(own_env(Odd))
 
 
 @pytest.mark.parametrize("kind", ["orthogonal", "uniform"])
@@ -214,12 +190,6 @@ def test_outputs_of_convolutions_can_be_layer_normalized() -> None:
         torch.testing.assert_close(std, torch.ones(3), atol=1e-2, rtol=0)
 
 
-def test_nature_cnn_without_features_returns_flattened_maps() -> None:
-    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    cnn = NatureCNN(cnn_config("nature_cnn", features=None), space)
-    assert cnn(torch.as_tensor(cnn.layout(space.sample()[None]))).shape == (1, 64 * 7 * 7)
-
-
 @pytest.mark.parametrize("shape", [(4, 84, 84), (17, 33, 3), (1, 16, 16)])
 def test_impala_cnn_reads_images_of_any_layout(shape: tuple[int, int, int]) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
@@ -234,23 +204,12 @@ def test_impala_cnn_reads_images_of_any_layout(shape: tuple[int, int, int]) -> N
     assert all(weight.grad is not None for weight in torso.parameters())
 
 
-def test_residual_block_is_initially_the_identity() -> None:
-    block = Residual(4, "orthogonal")
-    x = torch.randn(2, 4, 5, 5)
-    assert torch.equal(block(x), x)
-
-
 def test_impala_cnn_has_the_architecture_of_the_paper() -> None:
     torso = ImpalaCNN(cnn_config("impala_cnn"), spaces.Box(0, 255, (4, 84, 84), np.uint8))
     convolutions = [layer for layer in torso.modules() if isinstance(layer, torch.nn.Conv2d)]
     assert len(convolutions) == 15
     assert [layer.out_channels for layer in torso.convolutions] == [16, 32, 32]  # type: ignore[union-attr]
     assert torso.linear[0].in_features == 11 * 11 * 32  # type: ignore[index, union-attr]
-
-
-def test_impala_cnn_refuses_spaces_that_are_not_images() -> None:
-    with refused("unsupported", TORSO, "ImpalaCNN"):
-        build_torso(component(TORSO, "agent/network=impala_cnn"), spaces.Box(-1, 1, (3,)))
 
 
 def test_layers_of_an_mlp_can_be_normalized() -> None:
@@ -262,12 +221,6 @@ def test_layers_of_an_mlp_can_be_normalized() -> None:
     mlp(100 * torch.randn(5, 3))
     assert before[0].mean(1).tolist() == pytest.approx([0] * 5, abs=1e-5)
     assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)
-
-
-def test_impala_cnn_without_channels_is_refused() -> None:
-    node = component(TORSO, "agent/network=impala_cnn").plain()
-    with refused("range", f"{TORSO}.channels"):
-        dataclass_of(Component, {**node, "channels": []}, TORSO)
 
 
 def test_stacked_color_images_are_refused_and_not_flattened() -> None:

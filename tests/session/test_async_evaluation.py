@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from exact_cases import QUIET, differences, episodes, rows, unequal
 from numpy.typing import NDArray
 from restoring import StopAt
@@ -18,13 +17,10 @@ from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
-from labrl.session.acting import ActingCopy
+from labrl.session.acting import acting_state
 from labrl.session.callbacks import Callback
-from labrl.session.episodes import Played
-from labrl.session.evaluation import EvaluationEnvs, Quota, Snapshot
 from labrl.session.main import restored_session
 from labrl.session.session import Session
-from labrl.spaces import Spaces
 
 PPO = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=1", "env.max_frame=1200"]
 PPO += ["meta.rigorous_eval=2", "meta.eval_episodes=2", "meta.record_episodes=each"]
@@ -32,55 +28,12 @@ PPO += ["meta.eval_frequency=220", "meta.log_frequency=150"]
 PPO += ["transforms/observation=normalize"]
 
 
-class Delayed:
-    """An evaluator in this process whose answer is ready after `delay` polls, or when training waits."""
-
-    delay = 0
-
-    def __init__(self, session: Any, quota: Quota) -> None:
-        config = session.config
-        self.envs = EvaluationEnvs(config.env, session.seed, 1, quota)
-        env = self.envs.env
-        spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs, env.masked)
-        self.copy = ActingCopy.of_session(config, spaces, session.seed, session.index, 1)
-        self.snapshot: Snapshot | None = None
-        self.left = 0
-
-    def begin(self, snapshot: Snapshot) -> None:
-        assert self.snapshot is None, "two evaluations run at the same time"
-        self.snapshot, self.left = snapshot, self.delay
-
-    def answer(self, stopping: Any = None) -> list[Played] | None:
-        self.left -= 1
-        if (stopping is None and self.left >= 0) or (stopping is not None and stopping()):
-            return None
-        assert self.snapshot is not None
-        assert self.snapshot.acting is not None
-        self.copy.load(self.snapshot.acting)
-        played = self.envs.play(self.copy.agent, self.copy.transforms, self.snapshot.frame, bool)
-        self.snapshot = None
-        return played
-
-    def close(self) -> None:
-        self.envs.close()
-        self.copy.close()
-
-
-@pytest.fixture(autouse=True)
-def poll_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labrl.session.evaluation.POLL_SECONDS", 0.0)
-
-
-def play(overrides: list[str], run: Run, stop_at: int | None = None, delay: int | None = None) -> Session:
-    """Run a session from its newest checkpoint; a delay of None evaluates in the training loop."""
-    config = resolve(compose([*overrides, f"meta.async_eval={str(delay is not None).lower()}"]))
-    session = restored_session(config, 0, run.session(0), num_threads=1)
+def play(run: Run, *overrides: str, stop_at: int | None = None) -> Session:
+    """Run a session from its newest checkpoint, and stop it at a frame."""
+    session = restored_session(resolve(compose([*PPO, *overrides])), 0, run.session(0), num_threads=1)
     if stop_at is not None:
         session.callbacks.insert(0, StopAt(stop_at))
-    kind = type("Evaluator", (Delayed,), {"delay": delay or 0})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labrl.session.callbacks.evaluate.Evaluator", kind)
-        session.run()
+    session.run()
     return session
 
 
@@ -108,38 +61,18 @@ def same(one: Run, other: Run) -> None:
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that evaluates in the training loop."""
     run = Run.create(tmp_path_factory.mktemp("loop") / "run")
-    play(PPO, run)
+    play(run)
     return run
-
-
-# An answer after 7 polls comes after a checkpoint; one after a million comes when training waits for it.
-@pytest.mark.extended
-@pytest.mark.parametrize("delay", [pytest.param(7, marks=pytest.mark.slow), 10**6])
-def test_run_does_not_depend_on_delay_of_evaluation(delay: int, loop: Run, tmp_path: Path) -> None:
-    beside = Run.create(tmp_path / "run")
-    play(PPO, beside, delay=delay)
-    same(loop, beside)
 
 
 @pytest.mark.extended
 def test_resumed_run_neither_loses_nor_repeats_rows(loop: Run, tmp_path: Path) -> None:
-    """Stop the run while no evaluation, an earlier one, one of the current frame, or both are pending."""
+    """Stop while an evaluation is pending, and at the end evaluate in the training loop."""
     beside = Run.create(tmp_path / "run")
-    for frame, delay in ((224, 3), (240, 10**6), (440, 10**6), (900, 0)):
-        assert play(PPO, beside, stop_at=frame, delay=delay).interrupted
-    assert not play(PPO, beside, delay=3).interrupted
+    for frame in (224, 240, 440, 900):
+        assert play(beside, "meta.async_eval=true", stop_at=frame).interrupted
+    assert not play(beside).interrupted
     same(loop, beside)
-
-
-@pytest.mark.extended
-def test_pending_evaluations_are_made_in_the_loop_after_resume(loop: Run, tmp_path: Path) -> None:
-    mixed = Run.create(tmp_path / "run")
-    assert play(PPO, mixed, stop_at=256, delay=10**6).state_dict()["callbacks"]["Evaluate:0"]["queue"]
-    assert not mixed.session(0).eval_csv.exists()
-    play(PPO, mixed, stop_at=440)  # evaluates in the loop; interrupted at an evaluation
-    assert len(rows(mixed.session(0).eval_csv)) == 1
-    play(PPO, mixed, delay=5)
-    same(loop, mixed)
 
 
 @pytest.mark.extended
@@ -193,16 +126,13 @@ def test_killed_evaluator_fails_the_run_which_can_be_resumed(loop: Run, tmp_path
     same(loop, Run.open(run))
 
 
-def test_evaluator_receives_copy_of_acting_network_only(tmp_path: Path) -> None:
+def test_evaluator_receives_a_copy_of_the_acting_network_only(tmp_path: Path) -> None:
     """Check that neither the target network nor the optimizer or the replay buffer is sent."""
     overrides = [*QUIET, "agent=dqn", "env=cartpole", "env.max_frame=5000"]
     session = Session(resolve(compose(overrides)), 0, Run.create(tmp_path / "run").session(0), 1)
-    from labrl.session.acting import acting_state
-
     acting = acting_state(session.agent, session.transforms, session.clock)
     session.close()
     assert list(acting["modules"]) == ["q_network"]
-    handed = acting["modules"]["q_network"]
-    assert all(isinstance(tensor, torch.Tensor) for tensor in handed.values())
-    own = session.agent.modules()["q_network"].state_dict()
+    handed, own = acting["modules"]["q_network"], session.agent.modules()["q_network"].state_dict()
+    assert handed.keys() == own.keys()
     assert all(handed[name].data_ptr() != own[name].data_ptr() for name in own)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,6 @@ import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.processes.worker import (
-    Failure,
-    ParentConnection,
-    ParentEndedError,
     RemoteError,
     Worker,
     WorkerError,
@@ -47,26 +42,12 @@ PENDULUM = [*SMALL, "env=pendulum"]
 NORMALIZED = ["transforms/observation=normalize"]
 
 
-class InThread(Worker):
-    """A companion that runs in a thread instead of a process and keeps all steps that it has received."""
+class Recording(Worker):
+    """A companion that keeps all steps that it has received."""
 
-    def __init__(self, name: str, work: Any, arguments: tuple[Any, ...], *others: Any) -> None:
-        self.name = name
-        self._connection, there = multiprocessing.get_context("spawn").Pipe()
+    def __init__(self, *arguments: Any) -> None:
         self.received: list[Acted] = []
-
-        def run() -> None:
-            line = ParentConnection(there)
-            try:
-                work(line, *arguments)
-            except ParentEndedError:
-                pass
-            except BaseException as error:
-                line.send(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
-            there.close()
-
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
+        super().__init__(*arguments)
 
     def receive(self) -> Any:
         message = super().receive()
@@ -74,20 +55,10 @@ class InThread(Worker):
             self.received.append(message)
         return message
 
-    def signal(self, number: int) -> None:
-        pass
-
-    def kill(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._connection.close()
-        self._thread.join(5)
-
 
 @pytest.fixture
-def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "Worker", InThread)
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "Worker", Recording)
 
 
 def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:
@@ -100,11 +71,11 @@ def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:
 
 def received(session: Session) -> list[Acted]:
     assert isinstance(session.env, ActorProcess)
-    assert isinstance(session.env._worker, InThread)
+    assert isinstance(session.env._worker, Recording)
     return session.env._worker.received
 
 
-@pytest.mark.usefixtures("in_thread")
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -132,7 +103,7 @@ def test_learner_stores_all_steps_and_keeps_its_update_ratio(overrides: list[str
     assert all(0 <= float(row["staleness"]) <= float(row["staleness_max"]) for row in table)
 
 
-@pytest.mark.usefixtures("in_thread")
+@pytest.mark.usefixtures("recording")
 def test_queue_size_and_update_period_bound_age_of_weights(tmp_path: Path) -> None:
     overrides = [
         *CARTPOLE,
@@ -151,7 +122,7 @@ def test_queue_size_and_update_period_bound_age_of_weights(tmp_path: Path) -> No
     assert min(np.diff(versions)) >= 6
 
 
-@pytest.mark.usefixtures("in_thread")
+@pytest.mark.usefixtures("recording")
 def test_actor_keeps_the_step_interval(tmp_path: Path) -> None:
     overrides = [*CARTPOLE, "meta.async_unroll.step_interval=0.004"]
     session = play(overrides, Run.create(tmp_path / "run"))
@@ -160,7 +131,7 @@ def test_actor_keeps_the_step_interval(tmp_path: Path) -> None:
     assert float(rows(tmp_path / "run" / "session_0" / "train.csv")[-1]["step_interval"]) > 0.003
 
 
-@pytest.mark.usefixtures("in_thread")
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("overrides", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, *TAXI]])
 def test_resume_truncates_running_episodes_and_repeats_no_row(overrides: list[str], tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
@@ -183,7 +154,7 @@ def test_resume_truncates_running_episodes_and_repeats_no_row(overrides: list[st
     assert [row["frame"] for row in rows(run.session(0).train_csv)] == ["60", "120", "180", "240"]
 
 
-@pytest.mark.usefixtures("in_thread")
+@pytest.mark.usefixtures("recording")
 def test_each_resume_begins_new_episodes(tmp_path: Path) -> None:
     run, overrides = Run.create(tmp_path / "run"), [*PENDULUM, "agent=sac"]
     # No episode of Pendulum has ended at these frames.
@@ -218,7 +189,6 @@ def broken(**kwargs: Any) -> list[str]:
     return [*CARTPOLE, *overrides, "env.make={_target_: test_async_unroll.Breaks}"]
 
 
-@pytest.mark.usefixtures("in_thread")
 def test_failing_actor_fails_the_run_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(WorkerError) as raised:
         play(broken(), Run.create(tmp_path / "run"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from callback_cases import ToySession, evaluation
 import labrl.run.checkpoint
 import labrl.session.callbacks.checkpoint
 from labrl.run.checkpoint import CheckpointStore
-from labrl.session.callbacks.callback import Callback
+from labrl.run.tables import read_rows
 from labrl.session.callbacks.checkpoint import Checkpoint, DiskRefusesError
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.log import LogTraining
@@ -32,80 +31,31 @@ def store(session: ToySession) -> CheckpointStore:
     return CheckpointStore(session.folder.checkpoints, 2)
 
 
-def untimed_rows(session: ToySession, table: str) -> list[dict[str, str]]:
-    """Return the rows of a table of metrics without wall time and frames per second."""
-    with open(session.folder.path / table) as file:
-        return [{k: v for k, v in row.items() if k not in ("wall", "fps")} for row in csv.DictReader(file)]
-
-
 def test_checkpoints_at_log_frequency_new_best_and_end(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=200)
     session.run(*callbacks(session))
     # Returns grow, so every evaluation is the best so far.
     assert session.saved_at == [40, 52, 80, 100, 120, 152, 160, 200]
     assert store(session).frames() == [200, 160]
-    best = store(session).best()
+    best, latest = store(session).best(), store(session).latest()
     assert best is not None
     assert best.frame == 200
-
-
-def test_checkpoint_holds_state_of_session_and_callbacks_at_its_frame(tmp_path: Path) -> None:
-    session = ToySession(tmp_path, max_frame=200)
-    session.run(*callbacks(session))
-    latest = store(session).latest()
     assert latest is not None
     assert latest.state["weight"] == session.agent.weight
     assert latest.state["callbacks"][0]["last_frame"] == 200
     assert latest.state["callbacks"][1]["best_frame"] == 200
 
 
-def test_interrupted_session_is_saved_at_its_last_frame(tmp_path: Path) -> None:
-    session = ToySession(tmp_path).interrupt_at(68)
+@pytest.mark.parametrize(("frame", "saved"), [(68, [40, 52, 68]), (52, [40, 52])])
+def test_interrupted_session_is_saved_once_at_its_last_frame(
+    frame: int, saved: list[int], tmp_path: Path
+) -> None:
+    session = ToySession(tmp_path).interrupt_at(frame)
     session.run(*callbacks(session))
-    assert session.saved_at == [40, 52, 68]
+    assert session.saved_at == saved
     latest = store(session).latest()
     assert latest is not None
-    assert latest.state["clock"]["frame"] == 68
-
-
-def test_interruption_at_a_checkpoint_is_not_saved_twice(tmp_path: Path) -> None:
-    session = ToySession(tmp_path).interrupt_at(52)
-    session.run(*callbacks(session))
-    assert session.saved_at == [40, 52]
-
-
-def test_interruption_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
-    session = ToySession(tmp_path)
-    session.interruption.stop(15)
-    session.run(*callbacks(session))
-    assert session.saved_at == []
-
-
-class Fails(Callback):
-    """A callback that raises an error at frame 72."""
-
-    def step(self, session: Any) -> None:
-        if session.clock.frame >= 72:
-            raise FloatingPointError("loss")
-
-
-def test_exception_saves_no_checkpoint(tmp_path: Path) -> None:
-    session = ToySession(tmp_path)
-    with pytest.raises(FloatingPointError):
-        session.run(Fails(), *callbacks(session))
-    assert session.saved_at == [40, 52]
-    latest = store(session).latest()
-    assert latest is not None
-    assert latest.frame == 52, "the last good checkpoint was not kept"
-
-
-def test_interruption_is_saved_while_caller_handles_an_exception(tmp_path: Path) -> None:
-    session = ToySession(tmp_path).interrupt_at(68)
-    try:
-        raise ValueError
-    except ValueError:
-        session.run(*callbacks(session))
-    assert session.saved_at == [40, 52, 68]
+    assert latest.state["clock"]["frame"] == frame
 
 
 @pytest.mark.parametrize("stays_full", [False, True])
@@ -142,18 +92,21 @@ def fill_disk_after(frame: int, session: ToySession, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
 
 
+@pytest.mark.parametrize(
+    ("files", "saved", "frame"),
+    [({"frames_safe": 2 * 40 + 4}, 40, 40 + 2 * 40), ({"fills": 0.1}, 52, 52 + 10 * 4)],
+)
 def test_training_stops_before_overwriting_data_of_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, Any], saved: int, frame: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = ToySession(tmp_path)
-    kept = store(session).keep_last
-    session.in_files(frames_safe=40 * kept + session.num_envs)
+    session.in_files(**files)
     fill_disk_after(52, session, monkeypatch)
     with pytest.raises(DiskRefusesError) as refused:
         session.run(*callbacks(session))
     assert refused.value.key == str(session.folder.path / "replay")
-    assert session.clock.frame == 40 + kept * 40
-    assert store(session).frames()[0] == 40
+    assert session.clock.frame == frame
+    assert store(session).frames()[0] == saved
 
 
 def test_checkpoints_are_earlier_when_files_fill_quickly(
@@ -164,19 +117,6 @@ def test_checkpoints_are_earlier_when_files_fill_quickly(
     session.run(*callbacks(session))
     saved = [0, *session.saved_at]
     assert max(b - a for a, b in pairwise(saved)) == 20
-
-
-def test_training_stops_when_files_have_no_room_beside_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = ToySession(tmp_path)
-    session.in_files(fills=0.1)
-    fill_disk_after(52, session, monkeypatch)
-    with pytest.raises(DiskRefusesError) as refused:
-        session.run(*callbacks(session))
-    assert refused.value.key == str(session.folder.path / "replay")
-    assert session.clock.frame == 52 + 10 * 4
-    assert store(session).frames()[0] == 52
 
 
 def test_rows_are_synced_before_the_checkpoint_that_counts_them(
@@ -268,5 +208,5 @@ def test_no_checkpoint_counts_rows_that_could_not_be_written(tmp_path: Path) -> 
     evaluate = evaluation(1000)
     session.run(LogTraining(50), evaluate, Checkpoint(50, 4, evaluate, session.workspace))
     assert store(session).frames() == [200, 152, 52]
-    assert [int(row["frame"]) for row in untimed_rows(session, "train.csv")] == [52, 100, 152, 200]
+    assert [row["frame"] for row in read_rows(session.folder.train_csv)] == [52, 100, 152, 200]
     assert not session.folder.errors.lacking

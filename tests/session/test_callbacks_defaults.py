@@ -23,9 +23,9 @@ class NotOne:
     """A class that is not a callback."""
 
 
-def config(tensorboard: bool = True, **callbacks: Component | None) -> Any:
-    overrides = ["preset=none", f"meta.tensorboard={str(tensorboard).lower()}"]
-    return dataclasses.replace(resolve(compose(overrides)), callbacks=callbacks)
+def config(**callbacks: Component | None) -> Any:
+    composed = resolve(compose(["preset=none", "meta.tensorboard=true"]))
+    return dataclasses.replace(composed, callbacks=callbacks)
 
 
 def names(config: Any) -> list[str]:
@@ -38,10 +38,6 @@ def test_listeners_come_first_and_checkpoint_last() -> None:
         *("Progress", "TensorBoard", "Mine"),
         *("LogTraining", "Evaluate", "StopEarly", "RecordEpisodes", "Checkpoint"),
     ]
-
-
-def test_tensorboard_can_be_disabled() -> None:
-    assert "TensorBoard" not in names(config(tensorboard=False))
 
 
 def test_error_for_wrong_callback_names_its_full_key() -> None:

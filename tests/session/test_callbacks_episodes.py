@@ -35,12 +35,6 @@ def test_statistics_are_over_the_last_episodes(scores: list[float], window: int)
     }
 
 
-def test_statistics_have_equal_columns_with_and_without_episodes() -> None:
-    empty, full = EpisodeWindow(2), EpisodeWindow(2)
-    full.latest.extend([finished(1.0)])
-    assert list(empty.statistics()) == list(full.statistics())
-
-
 def test_restored_window_continues_identically(tmp_path: Path) -> None:
     first = EpisodeWindow(3)
     first.latest.extend(finished(score) for score in (1.0, 2.0, 3.0, 4.5))

@@ -38,12 +38,7 @@ def test_columns_are_those_of_clock_episodes_and_agent(tmp_path: Path) -> None:
         *("loss", "kl"),
     ]
     assert (row["frame"], row["env_frames"], row["episode"], row["opt_step"]) == (100, 400, 5, 50)
-    assert (row["return_mean"], row["return_min"], row["return_max"], row["length_mean"]) == (
-        4.0,
-        3.0,
-        5.0,
-        10.0,
-    )
+    assert (row["return_mean"], row["return_min"], row["return_max"]) == (4, 3, 5)
     assert row["loss"] == session.agent.weight / 3
     assert row["kl"] is None
 
@@ -62,18 +57,6 @@ def test_speed_is_that_of_training_between_rows_with_an_update(tmp_path: Path) -
     session.run(LogTraining(20))
     speeds = {row["frame"]: row["fps"] for row in read_rows(session.folder.train_csv)}
     assert {frame: fps for frame, fps in speeds.items() if fps is not None} == {200: 8.0}
-
-
-def test_speed_of_an_agent_without_networks_needs_no_update(tmp_path: Path) -> None:
-    session = ToySession(tmp_path, max_frame=60)
-
-    def step() -> None:
-        session.clock.opt_step = 0
-        session.timers.seconds["env"] += 0.5
-
-    session.before_callbacks = step
-    session.run(LogTraining(20))
-    assert [row["fps"] for row in read_rows(session.folder.train_csv)] == [None, 8.0, 8.0]
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -122,8 +105,8 @@ def test_early_rows_are_ten_or_more_and_independent_of_budget(max_frame: int) ->
 
 @pytest.mark.parametrize(
     ("episode_every", "max_frame", "frames_before"),
-    [(10**6, 4_000, 2_000), (10**6, 8_400, 4_200), (10**6, 10**5, 20_000), (20, 120_000, 108_000)],
-    ids=["at least 500 steps", "half of the budget", "5,000 steps", "a late episode"],
+    [(10**6, 4_000, 2_000), (20, 120_000, 108_000)],
+    ids=["at least 500 steps", "a late episode"],
 )
 def test_episode_that_may_never_end_gives_one_early_warning(
     episode_every: int, max_frame: int, frames_before: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

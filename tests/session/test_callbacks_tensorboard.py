@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from callback_cases import ToySession, evaluation
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard_files import scalars
 from torch.utils.tensorboard.writer import FileWriter
 
@@ -32,105 +31,48 @@ def test_scalars_are_the_finite_numbers_of_the_rows(tmp_path: Path) -> None:
     assert "eval/source" not in found, "a text was written as a scalar"
 
 
-def test_resume_hides_scalars_written_after_the_checkpoint(tmp_path: Path) -> None:
-    board, log = TensorBoard(), LogTraining(50)
-    log = LogTraining(50, [board])
-    session = ToySession(tmp_path, max_frame=200)
-    session.callbacks = [board, log]
-    for part in session.callbacks:
-        part.start(session)
-    while session.clock.frame < 52:
-        session.step()
-    state = session.state_dict()
-    while session.clock.frame < 180:
-        session.step()
-    board.finish(session)
-
-    board = TensorBoard()
-    log = LogTraining(50, [board])
-    resumed = ToySession(tmp_path, max_frame=200).load_state_dict(state, board, log)
-    resumed.run(board, log)
-    steps = [step for step, _ in scalars(resumed.folder.tensorboard)["train/return_mean"]]
-    assert steps == [52, 100, 152, 200]
-
-
 class Weighted(ToySession):
-    """A session whose agent has a single weight, equal to the number of frames."""
+    """A session whose agent has two weights, equal to the number of frames and not a number."""
 
-    def __init__(self, path: Path, **facts: Any) -> None:
-        super().__init__(path, **facts)
-        self.net = torch.nn.Linear(1, 1, bias=False)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, max_frame=200)
+        self.net = torch.nn.Linear(2, 1, bias=False)
         self.agent.modules = lambda: {"net": self.net}
         self.env.actions = None
 
     def step(self) -> None:
-        torch.nn.init.constant_(self.net.weight, self.clock.frame + self.num_envs)
+        self.net.weight.data[0] = torch.tensor([self.clock.frame + self.num_envs, torch.nan])
         super().step()
 
-    def run_until(self, frame: int, *callbacks: Any) -> None:
-        self.callbacks = list(callbacks)
-        for part in callbacks:
-            part.start(self)
-        while self.clock.frame < frame:
-            self.step()
 
-
-def histograms(path: Path) -> list[tuple[int, float]]:
-    events = EventAccumulator(str(path), size_guidance={"histograms": 0})
-    events.Reload()
-    if "weights/net/weight" not in events.Tags()["histograms"]:
-        return []
-    return [(e.step, e.histogram_value.max) for e in events.Histograms("weights/net/weight")]
-
-
-def test_resume_neither_loses_nor_repeats_histograms(tmp_path: Path) -> None:
+def test_resume_neither_loses_nor_repeats_scalars_and_histograms(tmp_path: Path) -> None:
     board = TensorBoard(CloserLook())
-    session = Weighted(tmp_path, max_frame=200)
-    log = LogTraining(20, [board])
-    session.run_until(60, board, log)
+    session, log = Weighted(tmp_path), LogTraining(20, [board])
+    session.callbacks = [board, log]
+    for part in session.callbacks:
+        part.start(session)
+    while session.clock.frame < 60:
+        session.step()
     state = session.state_dict()
     while session.clock.frame < 120:
         session.step()  # these steps are lost when the session is killed
 
     board = TensorBoard(CloserLook())
     log = LogTraining(20, [board])
-    resumed = Weighted(tmp_path, max_frame=200)
-    resumed.load_state_dict(state, board, log)
-    resumed.run_until(200, board, log)
-    board.finish(resumed)
-    found = histograms(tmp_path / "tensorboard")
-    assert found == [(frame, frame) for frame in range(20, 201, 20)]
-
-
-def test_histogram_counts_finite_values_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.array([0.0, 1.0, 1.0, np.nan, np.inf], dtype=np.float32)
-    look, nothing = CloserLook(), np.array([np.nan])
-    monkeypatch.setattr(look, "values", lambda session: [("some", values, None), ("none", nothing, None)])
-    board = TensorBoard(look)
-    session = Weighted(tmp_path, max_frame=52)
-    session.run_until(52, board, LogTraining(52, [board]))
-    board.finish(session)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    Weighted(tmp_path).load_state_dict(state, board, log).run(board, log)
+    written = list(range(20, 201, 20))
+    assert [step for step, _ in scalars(tmp_path / "tensorboard")["train/return_mean"]] == written
+    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"histograms": 0})
     events.Reload()
-    assert events.Tags()["histograms"] == ["some"]
-    (found,) = events.Histograms("some")
-    counts = [count for count in found.histogram_value.bucket if count]
-    assert (found.histogram_value.num, found.histogram_value.sum, counts) == (3, 2, [1, 2])
+    found = [(one.step, one.histogram_value) for one in events.Histograms("weights/net/weight")]
+    assert [(step, values.num, values.max) for step, values in found] == [(step, 1, step) for step in written]
 
 
 def test_hparams_of_a_trial_are_its_overrides(tmp_path: Path) -> None:
-    overrides = [
-        "agent=random",
-        "env.max_frame=64",
-        "meta.progress=false",
-        "meta.report=false",
-        "wandb=disabled",
-    ]
+    overrides = ["agent=random", "env.max_frame=64", "meta.progress=false", "wandb=disabled"]
     (tmp_path / "experiment.json").write_text("{}")
     run = tmp_path / "trial"
     assert main([*overrides, "seed=3", "env.num_envs=4", f"hydra.run.dir={run}"]) == 0
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
     events = EventAccumulator(str(run / "session_0" / "tensorboard"))
     events.Reload()
     content = events.PluginTagToContent("hparams")

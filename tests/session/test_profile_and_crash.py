@@ -39,7 +39,10 @@ def training_rows(folder: str) -> list[dict[str, Any]]:
 
 @pytest.mark.extended
 def test_profile_writes_trace_and_table_and_changes_no_training_row() -> None:
-    labrl.train([*SMALL, "+meta.profile={start: 128, frames: 128}", "hydra.run.dir=runs/profiled"])
+    window = "+meta.profile={start: 128, frames: 1e6}"  # longer than the run
+    session = labrl.train([*SMALL, window, "hydra.run.dir=runs/profiled"]).sessions[0]
+    assert set(session.phases) == {"act", "env", "learn", "callbacks", "check"}
+    assert 0 < sum(session.phases.values()) <= session.wall * 1.01
     folder = Path("runs/profiled/session_0/profile")
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert any("aten::" in str(event.get("name")) for event in events)
@@ -49,24 +52,10 @@ def test_profile_writes_trace_and_table_and_changes_no_training_row() -> None:
     assert training_rows("runs/profiled") == training_rows("runs/plain")
 
 
-def test_profile_is_written_when_the_run_ends_within_the_window() -> None:
-    labrl.train(
-        [
-            *QUIET,
-            "agent=random",
-            "env.max_frame=64",
-            "meta.profile={start: 0, frames: 1e6}",
-            "hydra.run.dir=one",
-        ]
-    )
-    assert Path("one/session_0/profile/trace.json").exists()
-
-
 @pytest.mark.parametrize(
     ("window", "code", "key"),
     [
         ("{start: 0, frames: 0}", "range", "meta.profile.frames"),
-        ("{start: -1, frames: 9}", "range", "meta.profile.start"),
         ("{start: 9}", "missing", "meta.profile.frames"),
         ("true", "type", "meta.profile"),
     ],
@@ -90,11 +79,3 @@ def test_crash_state_is_saved_only_on_request_and_not_among_checkpoints(on_crash
         assert crashed is not None
         assert crashed.state["clock"]["frame"] == crashed.frame == 200
         assert str(session / "crash") in (session / "session.log").read_text()
-
-
-@pytest.mark.extended
-def test_result_contains_the_seconds_of_each_phase() -> None:
-    session = labrl.train([*SMALL, "hydra.run.dir=one"]).sessions[0]
-    assert set(session.phases) == {"act", "env", "learn", "callbacks", "check"}
-    assert 0 < sum(session.phases.values()) <= session.wall * 1.01
-    assert json.loads(Path("one/session_0/result.json").read_text())["phases"] == session.phases

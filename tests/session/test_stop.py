@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -186,20 +184,3 @@ def test_wrong_limit_is_refused_with_its_key(override: str) -> None:
     with pytest.raises(InputError) as refused:
         labrl.train([*SMALL, override])
     assert refused.value.key == override.partition("=")[0]
-
-
-@pytest.mark.extended
-def test_commands_of_the_guide_stop_and_resume_as_described(capsys: pytest.CaptureFixture[str]) -> None:
-    """Run the commands with a return that any policy reaches, and a small budget."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "stop-early.md").read_text()
-    first, second, resumed = (
-        shlex.split(line) for line in re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
-    )
-    quiet = ["meta.progress=false", "meta.tensorboard=false"]
-    short = [*quiet, "env.max_frame=3000", "meta.episode_window=3"]
-    assert "meta.stop_at_return=475" in first
-    assert main([*first, *short, "meta.stop_at_return=12", "meta.eval_frequency=500"]) == 0
-    assert "meta.stop_at_return" in capsys.readouterr().out
-    assert main([*second, *short]) == 0
-    assert main([*resumed, *quiet]) == 0
-    assert result("runs/solved")["frame"] >= 3000

@@ -139,25 +139,3 @@ def test_log_that_cannot_be_written_raises_nothing_and_is_completed(
     with warnings_logged(tmp_path / "missing" / "session.log", errors=errors):
         logger.warning("three")
     assert list(errors.lacking) == [tmp_path / "missing" / "session.log"]
-
-
-def test_each_cause_is_reported_once_and_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    errors, paths = WriteErrors(), [tmp_path / name for name in "abc"]
-
-    def attempt(path: Path, number: int | None) -> None:
-        with errors.tolerated(path):
-            if number is not None:
-                raise OSError(number, "refused")
-
-    for path in paths * 3:
-        attempt(path, 28)
-    attempt(paths[0], 13)
-    attempt(paths[0], 13)
-    assert len(caplog.records) == 2
-    attempt(paths[0], None)
-    attempt(paths[1], None)
-    assert (len(caplog.records), list(errors.lacking)) == (2, [paths[2]])
-    attempt(paths[2], None)
-    assert (len(caplog.records), errors.lacking, errors.summary(tmp_path)) == (3, {}, None)
-    attempt(paths[0], 28)
-    assert len(caplog.records) == 4

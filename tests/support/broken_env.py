@@ -20,20 +20,11 @@ class Broken(gym.Env):
     observation_space: gym.Space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space: gym.Space = gym.spaces.Discrete(2)
 
-    made = 0
-
     def __init__(self, how: str) -> None:
-        Broken.made += 1
-        if how == "wears_out" and Broken.made > 10:
-            raise OSError("no licence is left")
         if how == "make":
             raise OSError("no licence")
         if how == "empty":
             self.observation_space = gym.spaces.Box(-1, 1, (0,), np.float32)
-        if how == "nameless":
-            self.observation_space = gym.spaces.Dict({"": self.observation_space})
-        if how == "idle":
-            self.action_space = gym.spaces.Box(-1, 1, (0,), np.float32)
         self._how, self._steps = how, 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
@@ -54,8 +45,8 @@ class Broken(gym.Env):
         if self._steps == 20 and self._how == "varies":
             torch.set_deterministic_debug_mode("error")  # as on a GPU
             torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
-        if self._steps == 20:
-            reward = {"not_a_number": np.nan, "infinite": np.inf, "too_large": -1e39}.get(self._how, reward)
+        if self._steps == 20 and self._how == "not_a_number":
+            reward = np.nan
         observation = np.zeros(2, np.float32)
         if self._steps == 17 and self._how == "blind":
             observation[1] = np.nan

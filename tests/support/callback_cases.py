@@ -19,7 +19,7 @@ from labrl.component import Component
 from labrl.memory.workspace import Workspace
 from labrl.run.session import RunSession
 from labrl.seeding import Streams
-from labrl.session.callbacks.callback import Callback, Row, Table
+from labrl.session.callbacks.callback import Callback
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
@@ -188,13 +188,3 @@ class ToySession:
         for callback, saved in zip(callbacks, state["callbacks"], strict=True):
             callback.load_state_dict(saved)
         return self
-
-
-class Recorder(Callback):
-    """A callback that keeps all rows that other callbacks announce."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[Table, Row]] = []
-
-    def row(self, session: Any, table: Table, row: Row) -> None:
-        self.rows.append((table, row))

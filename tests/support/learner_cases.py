@@ -92,11 +92,6 @@ def written_in_place(learner: Learner[Any], rows: Rows) -> None:
         next(learner.network.parameters()).mul_(1.2)
 
 
-def written_through_its_state(learner: Learner[Any], rows: Rows) -> None:
-    for tensor in learner.network.state_dict().values():
-        tensor.mul_(1.2)
-
-
 def written_by_another_session(learner: Learner[Any], rows: Rows) -> None:
     common = learner.weights.clone()
     learner.flat.move_to(common)
@@ -104,7 +99,7 @@ def written_by_another_session(learner: Learner[Any], rows: Rows) -> None:
     common.mul_(1.2)
 
 
-CHANGES = [updated, restored, written_in_place, written_through_its_state, written_by_another_session]
+CHANGES = [updated, restored, written_in_place, written_by_another_session]
 """All ways in which the weights of a learner can change."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learner_cases import Rows, loss_of_rows, mean_loss
 from torch import Tensor, nn
 
 from labrl.agents.transforms import RunningMoments
@@ -43,28 +44,18 @@ def learner_of(kind: type[Learner[Any]], ranks: Ranks) -> Learner[nn.Linear]:
     return Learner(module, compute, adam)
 
 
-def mean_loss(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
-    value = module(rows).square().mean()
-    return value, value.detach().reshape(1)
-
-
-def loss_of_rows(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
-    each = module(rows).square().mean(1)
-    return each.mean(), each.detach()[None]
-
-
 def check_gradients_equal_those_of_whole_minibatch(ranks: Ranks, kind: type[Learner[Any]]) -> None:
     joint, alone = learner_of(kind, ranks), learner_of(kind, Ranks())
-    part = joint.gradient(mean_loss, slice_of(ranks, ROWS)), joint.flat.gradient
-    whole = alone.gradient(mean_loss, ROWS), alone.flat.gradient
+    part = joint.gradient(mean_loss, Rows(slice_of(ranks, ROWS))), joint.flat.gradient
+    whole = alone.gradient(mean_loss, Rows(ROWS)), alone.flat.gradient
     for found, expected in zip(part, whole, strict=True):
         torch.testing.assert_close(found, expected)
     for everyone in zip(*ranks.all_gather(part), strict=True):
         assert all(torch.equal(everyone[0], other) for other in everyone), "the ranks' gradients differ"
 
     errors, all_errors = (
-        joint.gradient(loss_of_rows, slice_of(ranks, ROWS)),
-        alone.gradient(loss_of_rows, ROWS),
+        joint.gradient(loss_of_rows, Rows(slice_of(ranks, ROWS))),
+        alone.gradient(loss_of_rows, Rows(ROWS)),
     )
     torch.testing.assert_close(joint.flat.gradient, alone.flat.gradient)
     torch.testing.assert_close(
@@ -88,13 +79,6 @@ def check_moments_equal_those_of_all_samples(ranks: Ranks) -> None:
         whole.update(rows.numpy())
     np.testing.assert_allclose(part.mean, whole.mean)
     np.testing.assert_allclose(part.variance, whole.variance)
-
-
-def check_ranks_exchange_values(ranks: Ranks) -> None:
-    assert ranks.all_reduce_max(ranks.rank, -ranks.rank) == [1, 0]
-    assert ranks.all_gather({"rank": ranks.rank}) == [{"rank": 0}, {"rank": 1}]
-    assert ranks.gather_to_rank0(ranks.rank) == ([0, 1] if ranks.rank == 0 else [])
-    assert ranks.scatter_from_rank0(["a", "b"] if ranks.rank == 0 else None) == "ab"[ranks.rank]
 
 
 def check_differing_weight_is_named(ranks: Ranks) -> None:
@@ -124,7 +108,6 @@ if __name__ == "__main__":
     for kind in (Learner, SlicedLearner):
         check_gradients_equal_those_of_whole_minibatch(group.ranks, kind)
     check_moments_equal_those_of_all_samples(group.ranks)
-    check_ranks_exchange_values(group.ranks)
     check_differing_weight_is_named(group.ranks)
     group.leave()
     print("the ranks work as one")

@@ -26,11 +26,6 @@ class Operations(TorchDispatchMode):
         self.noted.append((operation, args, kwargs or {}, result))
         return result
 
-    @property
-    def waits(self) -> int:
-        """Number of operations that would wait for a GPU."""
-        return sum(operation in WAITING for operation, *_ in self.noted)
-
 
 def record(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     """Run a function, and return a function that repeats its operations on the same memory, and its results.
@@ -40,7 +35,7 @@ def record(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     """
     with Operations() as operations:
         results = function()
-    assert not operations.waits, "the recorded function waits for a result"
+    assert not any(each in WAITING for each, *_ in operations.noted), "the function waits for a result"
     steps = [step for step in operations.noted if not _is_view(*step)]
     first = True
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -15,14 +13,10 @@ import torch
 class Line(gym.Env):
     """A random walk, whose episodes end at a distance of 1, and draw all numbers from `self.np_random`."""
 
-    def __init__(self, log: str | None = None) -> None:
-        """log: file to which each instance adds a line."""
+    def __init__(self) -> None:
         self.observation_space = gym.spaces.Box(-10, 10, (2,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
-        self.episodes = self.made_steps = self.steps = 0
-        if log is not None:
-            with Path(log).open("a") as file:
-                file.write("made\n")
+        self.episodes = self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -32,7 +26,7 @@ class Line(gym.Env):
         return self.seen(), {}
 
     def step(self, action: Any) -> Any:
-        self.steps, self.made_steps = self.steps + 1, self.made_steps + 1
+        self.steps += 1
         self.x += 0.2 * int(action) - 0.1 + 0.6 * self.draw()
         return self.seen(), -abs(self.x), abs(self.x) > self.limit(), self.steps >= 40, {}
 
@@ -77,8 +71,8 @@ class OwnGenerator(Line):
 class GlobalGenerator(Line):
     """Seeds a global generator in reset and draws from it, after some quiet steps, in step."""
 
-    def __init__(self, kind: str = "numpy", quiet_steps: int = 0, log: str | None = None) -> None:
-        super().__init__(log)
+    def __init__(self, kind: str = "numpy", quiet_steps: int = 0) -> None:
+        super().__init__()
         self.kind, self.quiet_steps = kind, quiet_steps
 
     def begin(self, seed: int | None) -> None:
@@ -111,27 +105,6 @@ class ByEpisode(Line):
 
     def limit(self) -> float:
         return 1.0 if self.episodes <= 4 else 0.4
-
-
-class Shrinks(Line):
-    """Ends episodes at a distance that shrinks slowly with the steps of this instance."""
-
-    def limit(self) -> float:
-        return max(0.2, 1 - 0.02 * max(self.made_steps - 60, 0))
-
-
-class Stateless(Line):
-    """Has no random numbers."""
-
-    def draw(self) -> float:
-        return 0.0
-
-
-class ReadsClock(Line):
-    """Shows the time of the day."""
-
-    def seen(self) -> Any:
-        return np.array([self.x, time.perf_counter() % 1], np.float32)
 
 
 class OneSimulator(Line):
