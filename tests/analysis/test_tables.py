@@ -91,16 +91,11 @@ def test_interval_has_a_width_even_if_every_seed_is_better(runs: int, low: float
     ("value", "low", "high", "decimals"),
     [
         (163, 159.5, 172.64, 1),
-        (96.5, 93.88, 102, 1),
         (500, 500, 500, 0),
-        (1234.5, 1000, 2000.5, 0),
         (-20.5, -21, -19.999, 1),
         (999.96, 1, 999.97, 0),
-        (5, -1e-5, 10, 0),
         (5.25, -1e-5, 10, 2),
-        (0.5, 0.1, 1, 1),
         (0.25, 0.1, 1, 2),
-        (0, 0, 0, 0),
     ],
 )
 def test_estimate_and_its_interval_have_the_same_decimals(

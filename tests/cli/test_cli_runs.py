@@ -6,10 +6,8 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from one_process import ONE_PROCESS
 
@@ -101,33 +99,23 @@ def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
     assert "nature_cnn" in capsys.readouterr().err
 
 
-class CallsBack(gym.Env):
-    """In its first step, trains in another thread, and keeps the error of each call."""
+ERRORS: list[BaseException | None] = []
 
-    errors: ClassVar[list[BaseException | None]] = []
 
-    def __init__(self) -> None:
-        self.observation_space: Any = gym.spaces.Box(-1, 1, (1,), np.float32)
-        self.action_space: Any = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if not self.errors:
-            for call, overrides in ((labrl.train, QUICK), (labrl.sweep, [*QUICK[:-1], "seed=1,2"])):
-                with ThreadPoolExecutor(1) as other:
-                    self.errors.append(other.submit(call, overrides).exception())
-        return np.zeros(1, np.float32), 0.0, True, False, {}
+def calls_back() -> gym.Env:
+    """Make an environment. The first time, train in another thread, and keep the error of each call."""
+    if not ERRORS:
+        for call, overrides in ((labrl.train, QUICK), (labrl.sweep, [*QUICK[:-1], "seed=1,2"])):
+            with ThreadPoolExecutor(1) as other:
+                ERRORS.append(other.submit(call, overrides).exception())
+    return gym.make("CartPole-v1")
 
 
 def test_second_thread_that_trains_is_refused_before_writing_files() -> None:
-    CallsBack.errors.clear()
-    make = f"env.make={{_target_: {CallsBack.__module__}.CallsBack}}"
-    own = ["env=gymnasium", "env.id=null", "env.name=own", "env.fresh_env_per_episode=false", make]
+    ERRORS.clear()
+    own = ["env=gymnasium", "env.id=null", "env.name=own", f"env.make={{_target_: {__name__}.calls_back}}"]
     assert labrl.train([*QUICK, *own, "hydra.run.dir=runs/first"]).exit_code == 0
-    for error, caller in zip(CallsBack.errors, ("labrl.train", "labrl.sweep"), strict=True):
+    for error, caller in zip(ERRORS, ("labrl.train", "labrl.sweep"), strict=True):
         assert isinstance(error, InputError)
         assert (error.code, error.key) == ("usage", caller)
     assert [path.name for path in Path("runs").iterdir()] == ["first"]

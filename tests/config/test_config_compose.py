@@ -63,12 +63,21 @@ def pairs() -> Iterator[Any]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("agent", "env"), list(pairs()))
-def test_every_agent_composes_with_every_environment(agent: str, env: str) -> None:
+def test_every_agent_composes_with_every_environment_and_learns_early_with_meta_dev(
+    agent: str, env: str
+) -> None:
     overrides = [f"agent={agent}", f"env={env}"]
     if agent in ("c51", "rainbow") and env in CONTINUOUS:
         # These agents do not support continuous actions, so no preset gives the range of the returns.
         overrides += ["agent.value.v_min=-1", "agent.value.v_max=1"]
     assert composed(*overrides).env.config.name == env
+    config = composed("meta=dev", *overrides)
+    # Refused if training would end before the first update.
+    short = dataclasses.replace(config.env.config, max_frame=300)
+    check_keys(dataclasses.replace(config, env=dataclasses.replace(config.env, config=short)))
+    assert config.env.config.max_frame <= 64 + 64 * config.env.config.num_envs
+    assert config.meta.max_wall is not None
+    assert config.meta.max_wall <= 30
 
 
 def test_every_game_composes_without_its_own_file() -> None:
@@ -198,24 +207,6 @@ def test_rollouts_on_pendulum_are_multiples_of_the_minibatch(num_envs: int, hori
     config = composed("env=pendulum", f"env.num_envs={num_envs}")
     check(config)
     assert config.agent.config.horizon == horizon
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    "env", ["bipedal_walker", "pong", *(pytest.param(env, marks=pytest.mark.matrix) for env in ENVS)]
-)
-@pytest.mark.parametrize("agent", AGENTS)
-def test_dev_learns_early_with_any_pair(agent: str, env: str) -> None:
-    overrides = ["meta=dev", f"agent={agent}", f"env={env}"]
-    if agent in ("c51", "rainbow") and env in CONTINUOUS:
-        overrides += ["agent.value.v_min=-1", "agent.value.v_max=1"]
-    config = composed(*overrides)
-    # Refused if training would end before the first update.
-    short = dataclasses.replace(config.env.config, max_frame=300)
-    check_keys(dataclasses.replace(config, env=dataclasses.replace(config.env, config=short)))
-    assert config.env.config.max_frame <= 64 + 64 * config.env.config.num_envs
-    assert config.meta.max_wall is not None
-    assert config.meta.max_wall <= 30
 
 
 @pytest.mark.extended
