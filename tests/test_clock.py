@@ -52,10 +52,6 @@ def test_restored_clock_is_due_at_the_frames_of_uninterrupted_clock(
     assert before + play(second, num_envs, frequency) == uninterrupted
 
 
-def test_nothing_is_due_before_the_first_tick() -> None:
-    assert not Clock(100).due(10)
-
-
 def test_counts_and_seconds_are_restored() -> None:
     clock = Clock(100)
     clock.start()
@@ -66,16 +62,31 @@ def test_counts_and_seconds_are_restored() -> None:
     restored = Clock(1000)
     restored.load_state_dict(clock.state_dict())
     assert (restored.frame, restored.episode, restored.opt_step) == (8, 3, 5)
-    assert restored.wall == stopped
+    assert restored.wall == clock.wall == stopped > 0
     assert restored.max_frame == 1000, "the budget was restored instead of taken from the configuration"
     restored.start()
     assert restored.wall >= stopped
 
 
-def test_wall_time_does_not_advance_while_stopped() -> None:
-    clock = Clock(10)
-    assert clock.wall == 0.0
+@given(st.integers(1, 500), st.integers(1, 100), st.integers(1, 9))
+def test_clock_finishes_with_the_budget_reached_first(frames: int, updates: int, per_tick: int) -> None:
+    clock = Clock(frames, updates)
+    while not clock.finished:
+        before = (clock.frame, clock.opt_step)
+        clock.opt_step += per_tick
+        clock.tick(3)
+    assert before[0] < frames
+    assert before[1] < updates
+    assert clock.frame >= frames or clock.opt_step >= updates
+
+
+def test_wall_time_is_checked_and_frequencies_are_due_at_ticks_only() -> None:
+    clock = Clock(10, max_wall=1e-9)
     clock.start()
-    clock.start()
-    clock.stop()
-    assert clock.wall == clock.wall
+    assert clock.wall > 1e-9
+    assert not clock.finished
+    assert not clock.due(1)
+    clock.tick(1)
+    assert clock.finished
+    assert clock.due(1)
+    assert not clock.due(1000)

@@ -38,39 +38,25 @@ STEP = StepSchedule(kind="step", start=1.0, factor=0.1, steps=2, horizon=100, wa
 PIECEWISE = PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (20, 3.0), (40, 0.0)])
 
 
-def test_number_is_a_constant_schedule() -> None:
-    assert value_at(0.25, 0) == value_at(0.25, 10**9) == 0.25
-
-
 @pytest.mark.parametrize(
     ("schedule", "frame", "expected"),
     [
+        (0.25, 10**9, 0.25),
         (LINEAR, 0, 1.0),
         (LINEAR, 25, 0.75),
         (LINEAR, 100, 0.0),
-        (COSINE, 0, 1.0),
-        (COSINE, 50, 0.5),
         (COSINE, 25, 0.5 * (1 + math.sqrt(0.5))),
         (EXPONENTIAL, 50, 0.1),
-        (EXPONENTIAL, 100, 0.01),
         (STEP, 49, 1.0),
         (STEP, 50, 0.1),
-        (STEP, 100, 0.01),
         (PIECEWISE, 0, 1.0),
-        (PIECEWISE, 10, 1.0),
         (PIECEWISE, 15, 2.0),
         (PIECEWISE, 30, 1.5),
-        (PIECEWISE, 40, 0.0),
         (PIECEWISE, 99, 0.0),
     ],
 )
 def test_schedule_values_match_those_computed_by_hand(schedule: object, frame: int, expected: float) -> None:
     assert value_at(schedule, frame) == pytest.approx(expected)  # type: ignore[arg-type]
-
-
-def test_growing_schedule_reaches_its_end_value() -> None:
-    growing = LinearSchedule(kind="linear", start=0.0, end=2.0, horizon=10, warmup=0)
-    assert [value_at(growing, frame) for frame in (0, 5, 10, 20)] == [0.0, 1.0, 2.0, 2.0]
 
 
 def test_warmup_rises_from_zero_before_the_decay_begins() -> None:
@@ -84,27 +70,9 @@ def test_schedule_is_constant_after_its_horizon(schedule: object, frame: int) ->
     assert value_at(schedule, frame) == value_at(schedule, 100)  # type: ignore[arg-type]
 
 
-def test_warmup_may_last_until_the_horizon() -> None:
-    schedule = LinearSchedule(kind="linear", start=1.0, end=0.5, horizon=10, warmup=10)
-    assert [value_at(schedule, frame) for frame in (0, 9, 10, 11)] == [0.0, 0.9, 0.5, 0.5]
-
-
-def test_warmup_longer_than_the_horizon_is_refused() -> None:
-    LinearSchedule(kind="linear", start=1, end=0, horizon=10, warmup=10)
-    with pytest.raises(ValueError, match=r"^warmup\b.*10.*11"):
-        CosineSchedule(kind="cosine", start=1, end=0, horizon=10, warmup=11)
-
-
-def test_piecewise_points_must_have_increasing_frames() -> None:
-    with pytest.raises(ValueError, match=r"\[10, 10\]"):
-        PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (10, 2.0)])
-
-
 def test_schedule_that_overflows_or_underflows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start \* factor \*\* steps"):
         StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000, warmup=0)
-    with pytest.raises(ValueError, match=r"start \* factor \*\* steps"):
-        StepSchedule(kind="step", start=1.0, factor=1e20, steps=2, horizon=2000, warmup=0)
     with pytest.raises(ValueError, match="end / start"):
         ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000, warmup=0)
 
@@ -116,9 +84,7 @@ def test_step_schedule_changes_exactly_at_its_frame() -> None:
         assert value_at(halved, 10_000 * step - 1) == 0.5 ** (step - 1)
 
 
-@pytest.mark.parametrize(
-    ("factor", "ends"), [(0.5, (0.0, 1.0)), (-0.5, (-0.5, 1.0)), (-1.0, (-1.0, 1.0)), (1.0, (1.0, 1.0))]
-)
+@pytest.mark.parametrize(("factor", "ends"), [(-0.5, (-0.5, 1.0)), (1.0, (1.0, 1.0))])
 def test_bounds_of_a_step_schedule_take_no_loop_over_its_steps(
     factor: float, ends: tuple[float, float]
 ) -> None:
@@ -127,40 +93,27 @@ def test_bounds_of_a_step_schedule_take_no_loop_over_its_steps(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "lowest"),
+    "schedule",
     [
-        (0.5, 0.5),
-        (LinearSchedule(kind="linear", start=1, end=-1, horizon=10, warmup=0), -1),
-        (CosineSchedule(kind="cosine", start=2, end=1, horizon=10, warmup=0), 1),
-        (LinearSchedule(kind="linear", start=1, end=2, horizon=10, warmup=2), 0),
-        (StepSchedule(kind="step", start=1, factor=-2, steps=3, horizon=9, warmup=0), -8),
-        (PiecewiseSchedule(kind="piecewise", points=[(0, 1.0), (5, -3.0), (9, 0.0)]), -3),
+        0.5,
+        LinearSchedule(kind="linear", start=1, end=-1, horizon=10, warmup=0),
+        LinearSchedule(kind="linear", start=1, end=2, horizon=10, warmup=2),
+        LinearSchedule(kind="linear", start=-1, end=-2, horizon=10, warmup=5),
+        CosineSchedule(kind="cosine", start=2, end=1, horizon=10, warmup=0),
+        StepSchedule(kind="step", start=1, factor=-2, steps=3, horizon=9, warmup=0),
+        StepSchedule(kind="step", start=1, factor=2, steps=3, horizon=9, warmup=0),
+        PiecewiseSchedule(kind="piecewise", points=[(0, 1.0), (5, -3.0), (9, 0.0)]),
     ],
     ids=str,
 )
-def test_smallest_is_the_minimum_of_the_schedule(schedule: Schedule, lowest: float) -> None:
-    assert smallest(schedule) == lowest
-    assert min(value_at(schedule, frame) for frame in range(12)) == pytest.approx(lowest)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "highest"),
-    [
-        (0.5, 0.5),
-        (LinearSchedule(kind="linear", start=0.25, end=1.0, horizon=10, warmup=0), 1.0),
-        (LinearSchedule(kind="linear", start=-1.0, end=-2.0, horizon=10, warmup=5), 0.0),
-        (StepSchedule(kind="step", start=1.0, factor=2.0, steps=3, horizon=9, warmup=0), 8.0),
-        (PiecewiseSchedule(kind="piecewise", points=[(0, 0.0), (5, 3.0), (9, 1.0)]), 3.0),
-    ],
-    ids=str,
-)
-def test_largest_is_the_maximum_of_the_schedule(schedule: Schedule, highest: float) -> None:
-    assert largest(schedule) == highest
-    assert max(value_at(schedule, frame) for frame in range(12)) == pytest.approx(highest)
+def test_smallest_and_largest_are_the_minimum_and_maximum_of_the_schedule(schedule: Schedule) -> None:
+    values = [value_at(schedule, frame) for frame in range(12)]
+    assert (smallest(schedule), largest(schedule)) == pytest.approx((min(values), max(values)))
 
 
 FULL = "{kind: cosine, start: 1e-3, end: 0, horizon: 1e5}"
 COSINE_LR = {"kind": "cosine", "start": 1e-3, "end": 0, "horizon": 1e5, "warmup": 0}
+TINY = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
 PIECES = "{kind: piecewise, points: [[0, 1e-3], [1000, 0]]}"
 
 
@@ -171,9 +124,7 @@ def composed(*overrides: str, config_dir: Path | None = None) -> Any:
     return plain["agent"]["lr"]
 
 
-@pytest.mark.parametrize(
-    "before", ["3e-4", "linear:3e-4:0", "{kind: linear, start: 1, end: 0, horizon: 9}", PIECES]
-)
+@pytest.mark.parametrize("before", ["3e-4", "linear:3e-4:0", PIECES])
 @pytest.mark.parametrize("sign", ["", "+", "++"])
 def test_schedule_override_replaces_a_number_or_another_schedule(before: str, sign: str) -> None:
     sign = "++" if sign == "+" and before == "3e-4" else sign
@@ -201,14 +152,11 @@ def test_schedule_override_replaces_that_of_a_preset_or_experiment_file(tmp_path
 @pytest.mark.parametrize(
     ("text", "full"),
     [
-        ("linear:3e-4:0", {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 100000, "warmup": 0}),
-        ("linear:3e-4:0:1e6", {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 10**6, "warmup": 0}),
         ("cosine:.5:1.:20:10", {"kind": "cosine", "start": 0.5, "end": 1, "horizon": 20, "warmup": 10}),
         (
             "exponential:1E-3:1e-5",
             {"kind": "exponential", "start": 1e-3, "end": 1e-5, "horizon": 100000, "warmup": 0},
         ),
-        ("'linear:1:0:${env.num_envs}'", {"kind": "linear", "start": 1, "end": 0, "horizon": 8, "warmup": 0}),
         (
             "'linear:1:0:${labrl.budget:0.3}:50'",
             {"kind": "linear", "start": 1, "end": 0, "horizon": 30000, "warmup": 50},
@@ -231,8 +179,7 @@ def test_adapted_rate_is_recorded_with_all_keys() -> None:
 @pytest.mark.extended
 def test_resume_may_change_an_adapted_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
-    assert main([*tiny, "preset=none", "agent.lr={kind: kl, rate: 1e-3, target: 0.01}", "seed=1"]) == 0
+    assert main([*TINY, "preset=none", "agent.lr={kind: kl, rate: 1e-3, target: 0.01}", "seed=1"]) == 0
     longer = ["+resume=latest", "env.max_frame=768"]
     assert main([*longer, "agent.lr.target=0.1"]) == 2
     assert main([*longer, "agent.lr.rate=1e-5"]) == 0
@@ -241,13 +188,10 @@ def test_resume_may_change_an_adapted_rate(tmp_path: Path, monkeypatch: pytest.M
     last = rows(run / "session_0" / "train.csv")[-1]
     assert last["frame"] == "768"
     assert 1e-6 <= float(last["lr"]) <= 1e-5 * 1.5**8
-    assert main(["+resume=latest", "env.max_frame=1024"]) == 0
-    assert yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]["rate"] == 1e-5
 
 
-@pytest.mark.parametrize("key", ["wandb.name", "env.name"])
-def test_text_that_looks_like_a_schedule_stays_text_elsewhere(key: str) -> None:
-    assert OmegaConf.select(compose([f"{key}=linear:1:0"]), key) == "linear:1:0"
+def test_text_that_looks_like_a_schedule_stays_text_elsewhere() -> None:
+    assert compose(["wandb.name=linear:1:0"]).wandb.name == "linear:1:0"
 
 
 def test_override_can_change_one_key_of_a_schedule() -> None:
@@ -260,16 +204,11 @@ def test_override_can_change_one_key_of_a_schedule() -> None:
     ("overrides", "code", "key"),
     [
         (["agent.lr=linear:1e-3"], "type", "agent.lr"),
-        (["agent.lr=lineer:1e-3:0"], "type", "agent.lr"),
         (["agent.lr=linear:1e-3:0:0"], "range", "agent.lr.horizon"),
-        (["agent.lr=linear:1e-3:0:10:20"], "contradiction", "agent.lr"),
         (["agent.lr=exponential:1e-3:0"], "range", "agent.lr.end"),
         (["agent.lr=linear:1e-3:-1"], "range", "agent.lr"),
-        (["agent.lr={kind: lineer, start: 1}"], "unknown-option", "agent.lr"),
         (["agent.lr={kind: cosine}"], "missing", "agent.lr.start"),
         (["env=pendulum", "agent.lr={kind: step, values: [1]}"], "unknown-key", "agent.lr.values"),
-        (["agent.lr={kind: kl, target: 0.01}"], "missing", "agent.lr.rate"),
-        (["agent.lr={kind: kl, rate: 3e-4, target: 0}"], "range", "agent.lr.target"),
         (["agent.lr={kind: kl, rate: 1, target: 0.01}"], "contradiction", "agent.lr"),
         (["agent=a2c", "agent.lr={kind: kl, rate: 3e-4, target: 0.01}"], "unknown-option", "agent.lr"),
         (["agent.clip_range={kind: kl, rate: 3e-4, target: 1}"], "unknown-option", "agent.clip_range"),
@@ -286,10 +225,7 @@ def test_network_part_with_a_kind_is_merged_but_a_pruner_is_replaced() -> None:
     assert (recurrent["kind"], "hidden_size" in recurrent) == ("lstm", True)
     pruner = "{kind: median, n_startup_trials: 3, n_warmup_steps: 1}"
     typed = resolve(compose([f"search.pruner={pruner}"])).search.pruner
-    assert (typed.kind, vars(typed)) == (
-        "median",
-        {"kind": "median", "n_startup_trials": 3, "n_warmup_steps": 1},
-    )
+    assert vars(typed) == {"kind": "median", "n_startup_trials": 3, "n_warmup_steps": 1}
 
 
 def test_omegaconf_merges_as_usual_outside_of_labrl() -> None:
@@ -302,9 +238,8 @@ def test_omegaconf_merges_as_usual_outside_of_labrl() -> None:
 @pytest.mark.extended
 def test_grid_can_sweep_over_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
     swept = f"agent.lr=linear:3e-4:0,1e-3,{PIECES}"
-    assert main(["-m", *tiny, swept, f"agent.clip_range={FULL}", ONE_PROCESS]) == 0
+    assert main(["-m", *TINY, swept, f"agent.clip_range={FULL}", ONE_PROCESS]) == 0
     (experiment,) = Path("runs").iterdir()
     configs = [yaml.safe_load(path.read_text()) for path in sorted(experiment.glob("*/config.yaml"))]
     assert [config["agent"]["clip_range"] for config in configs] == [COSINE_LR] * 3
@@ -317,8 +252,7 @@ def test_grid_can_sweep_over_schedules(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.extended
 def test_resume_compares_a_short_form_by_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
-    assert main([*tiny, "preset=none", "agent.lr=linear:3e-4:0"]) == 0
+    assert main([*TINY, "preset=none", "agent.lr=linear:3e-4:0"]) == 0
     (run,) = Path("runs").iterdir()
     own = {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 512, "warmup": 0}
     assert main(["+resume=latest", "meta.max_session=2", "agent.lr=linear:3e-4:0:512"]) == 0

@@ -42,9 +42,7 @@ QUICK = [
 KINDS = {
     "atari": ["env=pong"],
     "atari by its id": ["env=gymnasium", "env.id=ALE/Pong-v5", "env.import_module=ale_py"],
-    "classic": ["env=cartpole", "meta.report=true"],
-    "box2d": ["env=lunar_lander", "env.vectorization=async"],
-    "mujoco": ["env=hopper", "env.max_frame=256"],  # with videos
+    "mujoco": ["env=hopper", "env.max_frame=256", "meta.report=true"],  # with videos
     "own": ["env=gymnasium", "env.id=Own-v0", "env.import_module=own_env", "env.vectorization=async"],
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_cases import write_experiment
 from run_cases import config_with, rising, write_run
 
 from labrl.analysis.groups import group_runs
@@ -20,7 +21,6 @@ from labrl.analysis.statistics import group_statistics
 from labrl.cli import list_runs
 from labrl.errors import FAILED, WRONG_INPUT
 from labrl.run.find import find_runs
-from labrl.run.folder import EXPERIMENT_MARKER
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "compare-runs.md").read_text()
 
@@ -47,25 +47,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         config = config_with(agent__lr=float(number))
         path = home / "grid" / str(number)
         write_run(path, [rising(10.0 * number)], config=config, agent="sac", created=ago(hours=2.2))
-    (home / "grid" / EXPERIMENT_MARKER).write_text(
-        json.dumps(
-            {
-                "format_version": 3,
-                "kind": "grid",
-                "status": "finished",
-                "created": ago(hours=2.3),
-                "trials": [{"number": number, "folder": str(number)} for number in range(3)],
-            }
-        )
-    )
+    write_experiment(home / "grid", [(str(number), {}) for number in range(3)], created=ago(hours=2.3))
     return home
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"frame,return_mean\nthree,4.0\n"])
-def test_run_with_damaged_tables_and_results_is_still_listed(content: bytes, runs: Path) -> None:
+def test_run_with_damaged_tables_and_results_is_still_listed(runs: Path) -> None:
     session = runs / "new_dqn" / "session_0"
-    for table in ("train.csv", "eval.csv"):
-        (session / table).write_bytes(content)
+    (session / "train.csv").write_bytes(b"\xff\xfe\n1,2\n")
+    (session / "eval.csv").write_text("frame,return_mean\nthree,4.0\n")
     (session / "result.json").write_text("{")
     marker = runs / "new_dqn" / "run.json"
     marker.write_text(json.dumps({**json.loads(marker.read_text()), "sessions": []}))
@@ -84,7 +73,7 @@ def test_table_shows_the_newest_first_and_the_groups_of_experiments(runs: Path) 
     assert lines[5] == ["finished", "ppo", "cartpole", "1k/1k", "150.0", "2/2", "3", "d", "old_ppo"]
 
 
-def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str, Any]:
+def entry_of(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str, Any]:
     """Write an experiment and return its entry in the list.
 
     runs: for each folder, the final return and the changes of the configuration.
@@ -92,17 +81,14 @@ def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str
     for folder, (score, changes) in runs.items():
         frames = changes.pop("frames", 1000)
         write_run(home / folder, [rising(score, frames=frames)], config=config_with(**changes))
-    trials = [{"number": n, "folder": folder, "status": "finished"} for n, folder in enumerate(runs)]
-    (home / EXPERIMENT_MARKER).write_text(
-        json.dumps({"format_version": 3, "kind": "grid", "status": "finished", "trials": trials, **facts})
-    )
+    write_experiment(home, [(folder, {}) for folder in runs], **facts)
     (entry,) = entries(home.parent)
     return entry
 
 
 def test_return_never_mixes_environments_or_settings(tmp_path: Path) -> None:
     names = ("cartpole", "acrobot")
-    entry = write_experiment(
+    entry = entry_of(
         tmp_path / "runs" / "grid",
         {
             f"{env}{seed}": (score + seed, {"seed": seed, "env__name": env})
@@ -121,16 +107,11 @@ def test_list_and_report_count_the_same_sessions(tmp_path: Path) -> None:
     """Regression test: `labrl-runs` left out seeds that stopped early, and counted a repeated seed twice."""
     home = tmp_path / "runs" / "seeds"
     runs = {"0": (10.0, {"seed": 0}), "1": (20.0, {"seed": 1, "frames": 500}), "2": (70.0, {"seed": 0})}
-    write_experiment(home, {**runs, "3": (90.0, {"seed": 3})})
-    for run, facts in (
-        ("1", {"stop": {"why": "solved"}, "seed": 1}),
-        ("2", {"seed": 0}),
-        ("3", {"status": "failed"}),
-    ):
-        result = home / run / "session_0" / "result.json"
-        result.write_text(json.dumps({**json.loads(result.read_text()), **facts}))
-    result = home / "0" / "session_0" / "result.json"
-    result.write_text(json.dumps({**json.loads(result.read_text()), "seed": 0}))
+    entry_of(home, {**runs, "3": (90.0, {"seed": 3})})
+    facts = [{"seed": 0}, {"stop": {"why": "solved"}, "seed": 1}, {"seed": 0}, {"status": "failed"}]
+    for run, more in enumerate(facts):
+        result = home / str(run) / "session_0" / "result.json"
+        result.write_text(json.dumps({**json.loads(result.read_text()), **more}))
     (entry,) = entries(tmp_path / "runs")
     (group,) = group_runs(find_runs([home]))
     found = group_statistics(group.runs)
@@ -160,7 +141,7 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
         for n, value in enumerate((90.0, 109.4))
     ]
     runs = {str(n): (value, {"agent__lr": 0.1 + n}) for n, value in enumerate((90.0, 109.4))}
-    entry = write_experiment(home, runs, kind="search", search=facts, trials=trials)
+    entry = entry_of(home, runs, kind="search", search=facts, trials=trials)
     assert (entry["final_return"], entry["seeds"], entry["trials"]) == (101.0, 4, 2)
     assert entry["groups"][1]["name"] == "the default"
     assert entry["best_in_the_search"] == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
@@ -175,15 +156,11 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
     ("filters", "folders"),
     [
         (["status=finished"], ["grid", "old_ppo"]),
-        (["env=pong"], ["new_dqn"]),
         (["agent=*p*o"], ["old_ppo"]),
-        (["agent=PPO"], []),
         (["agent.lr=1e-4"], ["new_dqn"]),
-        (["agent.lr=0.0001"], ["new_dqn"]),
         (["agent.lr=2"], ["grid"]),
         (["old"], ["old_ppo"]),
         (["status=finished", "grid/1"], ["grid"]),
-        (["name=new*"], ["new_dqn"]),
         (["seed=1", "env=pong"], ["new_dqn"]),
     ],
 )
@@ -193,7 +170,7 @@ def test_filters_select_runs_by_their_properties(runs: Path, filters: list[str],
 
 def test_narrow_table_drops_columns_and_then_shortens_names(runs: Path) -> None:
     write_run(runs / ("x" * 30 + "_end"), [rising(1)])
-    for width in (200, 80, 60, 40, 30):
+    for width in (200, 60, 30):
         lines = as_table(entries(runs), width).splitlines()
         assert max(map(len, lines)) <= width
         assert lines[0].split()[0] == "status"
@@ -207,11 +184,7 @@ def test_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines()[1].startswith("failed  dqn    pong")
     assert list_runs(["--json", "--root", str(runs / "grid")]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [(entry["folder"], entry["kind"], entry["final_return"]) for entry in found] == [
-        ("2", "run", 20.0),
-        ("1", "run", 10.0),
-        ("0", "run", 0.0),
-    ]
+    assert [(entry["folder"], entry["final_return"]) for entry in found] == [("2", 20), ("1", 10), ("0", 0)]
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -231,10 +204,7 @@ def test_exit_code_distinguishes_no_match_from_a_wrong_filter(
     [
         (["--root", "nowhere"], ["nowhere", "--root"]),
         (["agent.lx=3"], ["agent.lx", "agent.lr?"]),
-        (["stats=failed"], ["stats=failed", "status?"]),
         (["finished"], ["finished"]),
-        (["nokey=3"], ["nokey=3"]),
-        (["="], ["="]),
         (["=ppo"], ["=ppo"]),
     ],
 )

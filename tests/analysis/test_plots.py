@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from pdf import drawing, texts
+from pdf import texts
 from PIL import Image
 from report_cases import report_of
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.charts import Axis, Chart, Line, View
-from labrl.analysis.colors import DASHES, GRAY, PALETTE, Style, agent_style, group_styles, mix_color
+from labrl.analysis.colors import DASHES, GRAY, PALETTE, Style, agent_style, group_styles
 from labrl.analysis.figures import (
-    COLUMN,
-    DPI,
     Sheet,
     save_sheets,
-    shorten_names,
     tick_format,
 )
 from labrl.analysis.formats import duration, short_number, time_unit
-from labrl.analysis.report.build import build, build_comparison
+from labrl.analysis.report.build import build_comparison
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.series import TimeAxes, middle
 from labrl.analysis.statistics import trial_statistics
@@ -40,9 +35,9 @@ def plot_trial(path: Path, folder: Path) -> list[Path]:
     return save_sheets(trial_report(run, trial_statistics(run))[1], folder)
 
 
-def draw_chart(folder: Path, *lines: Line, axis: Axis | None = None) -> Path:
-    """Draw a chart of `lines` and return its PDF."""
-    chart = Chart("Return", {"x": axis or Axis("frames")}, lines)
+def draw_chart(folder: Path, line: Line) -> Path:
+    """Draw a chart of a line and return its PDF."""
+    chart = Chart("Return", {"x": Axis("frames")}, [line])
     return save_sheets([Sheet("chart", [chart], "x", "cartpole")], folder)[1]
 
 
@@ -61,11 +56,8 @@ def test_each_agent_has_its_own_style() -> None:
 @pytest.mark.parametrize(
     "agents",
     [
-        ["ppo"] * 20,
         ["ppo"] * 60,
-        ["ppo", "dqn", "ppo", "ppo", "ppo", "ppo", "dqn"],
         ["reinforce", "ppo", "sarsa", "ppo", "ppo", "ppo", "reinforce", "reinforce"],
-        ["several", "ppo", "several", "dqn"],
         [f"mine {k}" for k in range(8)],
     ],
     ids=len,
@@ -82,27 +74,12 @@ def test_groups_have_different_styles_even_for_the_same_agent(agents: list[str])
         assert styles[0] == agent_style("ppo")
 
 
-def test_colors_have_enough_contrast_on_white_and_on_black() -> None:
-    def luminance(color: str) -> float:
-        channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-    for color in (*PALETTE, GRAY):
-        assert 1.05 / (luminance(color) + 0.05) > 2
-        assert (luminance(mix_color(color, 0.28)) + 0.05) / 0.055 > 3, (
-            "too dark for the dark report, which lightens colors"
-        )
-    assert len(DASHES) == len(set(DASHES))
-
-
 def test_trial_has_figures_by_frame_by_wall_time_and_by_session(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rising(10, noise=1), rising(20, noise=2)])
     written = plot_trial(path, tmp_path / "plots")
     names = {"return_frame", "return_wall", "session_0", "session_1"}
     assert {path.name for path in written} == {f"{name}.{kind}" for name in names for kind in ("png", "pdf")}
     image = Image.open(tmp_path / "plots" / "return_frame.png")
-    assert image.size[0] == round(COLUMN * DPI), "the image is not as wide as a column at print resolution"
     assert len(set(image.convert("L").tobytes())) > 10
     text = "\n".join(texts(tmp_path / "plots" / "return_frame.pdf"))
     for word in ("frames", "return", "ppo on cartpole", "mean of 2"):
@@ -166,45 +143,15 @@ def test_curve_with_one_value_is_a_mark_in_the_middle(tmp_path: Path) -> None:
         image = Image.open(file.with_suffix(".png")).convert("RGB")
         mark = image.getpixel((round(0.565 * image.width), round(0.422 * image.height)))
         assert mark == tuple(bytes.fromhex(PALETTE[0][1:])), "the single value has no mark"
-        assert "8k" in texts(file)
-        assert "4.2k" not in texts(file)
 
 
-def test_step_lines_points_and_named_ticks_are_drawn(tmp_path: Path) -> None:
-    view, style = View([0, 1, 2], [1, 2, 3], [0, 1, 2], [2, 3, 4]), Style(PALETTE[0])
-    step = draw_chart(
-        tmp_path / "step", Line("a", "a", style, {"x": view}, step=True), axis=Axis("x", whole=True)
-    )
-    plain = draw_chart(tmp_path / "plain", Line("a", "a", style, {"x": view}), axis=Axis("x", whole=True))
-    assert drawing(step) != drawing(plain)
-    assert "0.5" not in texts(step), "an axis of trial numbers must have whole ticks"
-    points = Line("a", "dots", style, {"x": view}, "points", mark="cross")
-    names = ["a long name that ends in 1", "a long name that ends in 2", "short"]
-    file = draw_chart(tmp_path / "points", points, axis=Axis("", names))
-    assert set(shorten_names(names, 12)) <= set(texts(file))
-
-
-def test_numbers_are_shortened_and_seconds_have_a_suitable_unit() -> None:
+def test_numbers_are_shortened_and_durations_have_suitable_units() -> None:
     shown = {0.05: "0.05", 1500: "1.5k", 2e6: "2M", 4.2e12: "4200G", -3.4e30: "-3.4e+30"}
     assert {value: short_number(value) for value in shown} == shown
-    three = {0: "0", 999: "999", 1000: "1k", 12_345: "12.3k", 2_500_000: "2.5M", 1e10: "10G"}
-    assert {value: short_number(value, 3) for value in three} == three
     units = {50: "seconds", 500: "minutes", 9000: "hours", 5e5: "days"}
     assert {seconds: time_unit(seconds)[0] for seconds in units} == units
-
-
-def test_duration_is_written_in_its_two_largest_units() -> None:
-    texts = {
-        0: "0 s",
-        8.06: "8.1 s",
-        59.4: "59 s",
-        59.6: "1 min 0 s",
-        3600: "1 h 0 min",
-        20_000: "5 h 33 min",
-        90_000: "1 d 1 h",
-    }
+    texts = {8.06: "8.1 s", 59.4: "59 s", 59.6: "1 min 0 s", 20_000: "5 h 33 min", 90_000: "1 d 1 h"}
     assert {seconds: duration(seconds) for seconds in texts} == texts
-    assert duration(None) == duration(float("nan"))
 
 
 @pytest.mark.parametrize(
@@ -222,9 +169,6 @@ def test_middle_of_curves_spans_where_half_of_the_curves_exist(
     together = middle([View(range(*span), range(*span)) for span in spans])
     assert together is not None
     assert (together.x[0], together.x[-1]) == (together.y[0], together.y[-1]) == ends
-    apart = middle([View([1, 2, 3], [1, 1, 1]), View([7, 8, 9], [1, 1, 1])])
-    assert apart is not None
-    assert np.isfinite(apart.y).all()
 
 
 def test_ticks_have_enough_digits_to_differ() -> None:
@@ -247,18 +191,3 @@ def test_figures_need_no_display_and_keep_the_users_matplotlib_settings(tmp_path
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_report_and_plots_color_the_best_groups_alike(tmp_path: Path) -> None:
-    """Give the best of many groups a color each, and draw the others in gray."""
-    for index in range(12):
-        rows = [rising(10 + index * 7 % 12)]
-        write_run(tmp_path / f"{index:02}", rows, config=config_with(agent__lr=1e-5 * (index + 1)))
-    best = max(
-        build(tmp_path).statistics["envs"][0]["groups"], key=lambda g: g["sessions"][0]["final_return"]
-    )
-    file = tmp_path / "plots" / "return_frame.pdf"
-    assert best["name"] in texts(file)
-    gray = int(GRAY[1:3], 16) / 255
-    levels = map(float, re.findall(r"([\d.]+) G$", drawing(file), re.MULTILINE))
-    assert sum(abs(level - gray) < 1e-3 for level in levels) >= 4

@@ -12,8 +12,7 @@ import pytest
 from report_cases import ReportPage, report_of, write_experiment, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
-from labrl.analysis.charts import Axis, Chart, Line, View, thin_curve
-from labrl.analysis.colors import Style
+from labrl.analysis.charts import thin_curve
 from labrl.analysis.report.build import build
 from labrl.analysis.report.page import SMALL_VIDEO
 from labrl.analysis.statistics import trial_statistics
@@ -111,8 +110,6 @@ def test_report_loads_nothing_from_elsewhere(page: ReportPage) -> None:
             address = attributes.get(name) or ""
             assert not re.match(r"(https?:)?//", address), f"<{tag} {name}={address}>"
     assert "default-src 'none'" in page.source
-    assert "@import" not in page.source
-    assert not re.search(r"url\((?!#)", page.source)
 
 
 def test_report_shows_command_changed_values_and_resumes(page: ReportPage) -> None:
@@ -146,17 +143,6 @@ def test_html_in_names_and_overrides_is_shown_as_text(tmp_path: Path) -> None:
         assert "img" not in {tag for tag, _ in page.elements}
         assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
         assert HTML in page.text.replace("  ", " ")
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_verdict_has_no_interval_for_one_seed_and_notes_rising_returns(tmp_path: Path) -> None:
-    up, level = ([50.0 + slope * step for step in range(20)] for slope in (1.0, 0.0))
-    rising_run, level_run = (
-        build(write_run(tmp_path / name, [rows_of(list(range(50, 1050, 50)), values)]))
-        for name, values in (("up", up), ("level", level))
-    )
-    assert "95 %" not in rising_run.verdict
-    assert rising_run.verdict.count(".") > level_run.verdict.count(".")
 
 
 @pytest.mark.extended
@@ -210,9 +196,6 @@ def test_experiment_ranks_groups_and_links_trials(experiment: Path) -> None:
     assert built.verdict.index("ppo has a final return") < built.verdict.index("dqn with")
     assert built.statistics["envs"][0]["best"] is None, "two seeds per group are too few for a best group"
     assert [row[0] for row in page.table("scores")[1:]] == ["ppo", "dqn"]
-    assert [row[0] for row in page.table("scores", 1)[1:]] == ["ppo", "dqn"], (
-        "the second table must have the probability of improvement"
-    )
     assert ("a", {"href": "2/report.html"}) in page.elements
     head, *trials = page.table("trials")
     assert [row[0] for row in trials] == list("012345")
@@ -225,24 +208,17 @@ def test_experiment_ranks_groups_and_links_trials(experiment: Path) -> None:
     centers = {line["name"]: line["color"] for line in chart["lines"] if line["role"] == "center"}
     assert centers == {"ppo": "#0072B2", "dqn": "#D55E00"}
     assert len([line for line in chart["lines"] if line["role"] == "seed"]) == 4
-    assert page.text.index("labrl -m seed=0,1") < page.text.index(
-        "2026-11-20 10:00 UTC labrl -m +resume=latest"
-    )
+    assert "labrl -m seed=0,1" in page.text.partition("2026-11-20 10:00 UTC labrl -m +resume=latest")[0]
 
 
-def test_environments_are_compared_separately_and_named_in_warnings(tmp_path: Path) -> None:
+def test_environments_have_sections_and_figures_of_their_own(tmp_path: Path) -> None:
     for env, seeds in (("cartpole", 3), ("acrobot", 2)):
         config = config_with(env__name=env)
         write_run(tmp_path / env, [rising(100 + seed) for seed in range(seeds)], config=config)
-    built = build(tmp_path)
-    page = ReportPage(built.path)
-    assert built.statistics["warnings"][0] in page.text
-    assert {f"{name}_{env}" for name in ("curves", "scores") for env in ("cartpole", "acrobot")} <= set(
-        page.sections
-    )
+    page = report_of(tmp_path)
+    sections = {f"{name}_{env}" for name in ("curves", "scores") for env in ("cartpole", "acrobot")}
+    assert sections <= set(page.sections)
     assert len({path.stem for path in (tmp_path / "plots").glob("scores_*.pdf")}) == 2
-    few = [warning for warning in built.warnings if re.search(r"\b[23] seeds\b", warning)]
-    assert [warning.split(",")[0] for warning in few] == ["cartpole", "acrobot"]
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -254,10 +230,6 @@ def test_long_curves_are_thinned_but_keep_spikes_and_gaps(tmp_path: Path) -> Non
     assert len(index) <= 3 * 250 + 2
     assert {0, 17, 31_000, 40_000, 49_999} <= set(index.tolist())
     assert (np.diff(index) > 0).all()
-    view = View(values, values, values - 1, values + 1)
-    chart = Chart("", {"x": Axis("x")}, [Line("a", "a", Style("#000000"), {"x": view})])
-    (line,) = chart.spec(500)["lines"]
-    assert {len(array) for array in line["views"]["x"].values()} == {len(index)}
     path = write_long_run(tmp_path / "a", sessions=4, rows=2000)
     build(path)
     assert (path / "report.html").stat().st_size < 2_000_000

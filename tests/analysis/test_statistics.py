@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from labrl.analysis import intervals
 from labrl.analysis.baselines import baseline_path
 from labrl.analysis.groups import group_runs
 from labrl.analysis.report.build import build
-from labrl.analysis.statistics import MEASURES, compare, group_statistics, trial_statistics
+from labrl.analysis.statistics import compare, group_statistics, trial_statistics
 from labrl.run.find import find_runs, load_run
 from labrl.run.lock import FolderLock
 from labrl.run.run import Run
@@ -121,16 +121,6 @@ def test_group_of_a_search_counts_only_confirmation_runs(tmp_path: Path) -> None
     assert group_statistics([load_run(home / "3_ppo")])["counted"] == 1
 
 
-def test_sessions_with_the_same_reason_share_one_warning(tmp_path: Path) -> None:
-    tables = [rising(10, frames=frames) for frames in (400, 300, 500, 1000)]
-    path = write_run(tmp_path / "a", tables, status="interrupted", session_status="interrupted")
-    found = trial_statistics(load_run(path))
-    assert len(reasons(found)) == 3
-    (left_out,) = (text for text in found["warnings"] if "1,000" in text)
-    (counted,) = (text for text in found["warnings"] if "interrupted" in text and text != left_out)
-    assert "session 3" in counted
-
-
 def test_nearly_finished_session_counts_and_the_curve_has_session_counts(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10), rising(9, frames=900, rows=9)])
     statistics = trial_statistics(load_run(path))
@@ -196,8 +186,7 @@ def test_environments_are_compared_separately_with_a_warning(tmp_path: Path) -> 
     assert {env["env"]: [group["name"] for group in env["groups"]] for env in statistics["envs"]} == {
         env: ["ppo", "dqn"] for env in ("pong", "breakout", "cartpole")
     }
-    (warning,) = statistics["warnings"]
-    assert "pong, breakout, cartpole" in warning
+    assert len(statistics["warnings"]) == 1
     (pair,) = statistics["envs"][0]["improvement"]
     assert (pair["x"], pair["y"], pair["value"]) == ("ppo", "dqn", 1.0)
     profile = statistics["envs"][0]["profile"]
@@ -210,14 +199,12 @@ def test_atari_games_are_also_compared_by_human_normalized_score(tmp_path: Path)
     statistics = compare(group_runs(find_runs([experiment(tmp_path / "runs")])))
     across = statistics["across"]
     assert (across["envs"], across["left_out"]) == (["pong", "breakout"], ["cartpole"])
-    scores = {
-        env["env"]: {
-            group["name"]: [session["human_normalized"] for session in group["sessions"]]
-            for group in env["groups"]
-        }
+    scores = [
+        [session["human_normalized"] for session in env["groups"][0]["sessions"]]
         for env in statistics["envs"]
-    }
-    by_hand = intervals.aggregates([scores[env]["ppo"] for env in ("pong", "breakout")], target=1.0)
+        if env["env"] != "cartpole"
+    ]
+    by_hand = intervals.aggregates(scores, target=1.0)
     ppo = next(group for group in across["groups"] if group["name"] == "ppo")
     assert ppo["sessions"] == 6
     assert ppo["human_normalized"]["iqm"] == by_hand["iqm"]._asdict()
@@ -228,10 +215,8 @@ def test_groups_with_different_scores_or_budgets_get_a_warning(tmp_path: Path) -
     write_run(tmp_path / "a", [rising(10)], agent="ppo")
     config = config_with(meta__rigorous_eval=5, agent__lr=0.5)
     write_run(tmp_path / "b", [rising(10, frames=500)], agent="dqn", config=config)
-    warnings = compare(group_runs(find_runs([tmp_path])))["envs"][0]["warnings"]
-    kinds, frames = warnings
-    assert "ppo" in kinds
-    assert "dqn" in kinds
+    kinds, frames = compare(group_runs(find_runs([tmp_path])))["envs"][0]["warnings"]
+    assert {"ppo", "dqn"} <= set(re.findall(r"\w+", kinds))
     assert "500 to 1,000" in frames
 
 
@@ -258,27 +243,15 @@ def test_comparison_lists_every_key_that_differs_and_names_those_that_nobody_typ
     assert len([one for one in built.warnings if "env.num_envs" in one]) == 1
     (row, _) = csv.DictReader((tmp_path / "out" / "statistics.csv").open())
     assert row.keys() >= by_group.keys()
-    assert [key for key in by_group if f">{key}</td>" not in built.path.read_text()] == []
-    # A comparison of one agent compares whatever differs.
-    shutil.rmtree(tmp_path / "mine")
-    write_run(tmp_path / "other", [rising(10)], config=config_with(env__num_envs=8))
-    (env,) = compare(group_runs(find_runs([tmp_path])))["envs"]
-    assert [*env["differing"]] == ["agent.lr", "env.num_envs"]
-    assert env["not_compared"] == []
 
 
 def test_schedules_are_named_by_their_short_form(tmp_path: Path) -> None:
     linear = {"kind": "linear", "start": 1 / 3000, "end": 0, "horizon": 100_000, "warmup": 0}
-    schedules = [
-        linear,
-        linear | {"kind": "cosine", "warmup": 500},
-        {"kind": "piecewise", "points": [[0, 1]]},
-    ]
-    for number, lr in enumerate(schedules):
+    for number, lr in enumerate([linear, {"kind": "piecewise", "points": [[0, 1]]}]):
         write_run(tmp_path / str(number), [rising(10)], config=config_with(agent__lr=lr))
-    names = [group.name for group in group_runs(find_runs([tmp_path]))]
-    assert names[:2] == ["ppo lr=linear:0.0003333:0:100000", "ppo lr=cosine:0.0003333:0:100000:500"]
-    assert names[2].startswith("ppo lr={kind: piecewise")
+    first, second = (group.name for group in group_runs(find_runs([tmp_path])))
+    assert first == "ppo lr=linear:0.0003333:0:100000"
+    assert second.startswith("ppo lr={kind: piecewise")
 
 
 def test_many_groups_are_compared_only_with_the_best(tmp_path: Path) -> None:
@@ -288,12 +261,6 @@ def test_many_groups_are_compared_only_with_the_best(tmp_path: Path) -> None:
     pairs = compare(group_runs(find_runs([tmp_path])))["envs"][0]["improvement"]
     assert len(pairs) == 11
     assert {pair["x"] for pair in pairs} == {"ppo lr=11"}
-
-
-def test_documentation_defines_every_measure() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "explanation" / "statistics.md").read_text()
-    missing = [name for name in (*MEASURES, "consistency") if name != "fps" and f"`{name}`" not in page]
-    assert missing == []
 
 
 def test_session_counts_if_it_completed_the_budget_of_its_own_run(tmp_path: Path) -> None:

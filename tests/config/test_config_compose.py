@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ import pytest
 import yaml
 from exact_cases import QUIET
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -35,10 +36,6 @@ BASES = {"atari", "gymnasium", "mujoco"}
 ENVS = sorted({f.stem for f in (CONFIGS / "env").glob("*.yaml")} - BASES - _MUJOCO | {"hopper"})
 CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous", "hopper")
 AGENTS = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))
-NETWORKS = sorted(f.stem for f in (CONFIGS / "agent" / "network").glob("*.yaml"))
-METAS = sorted(f.stem for f in (CONFIGS / "meta").glob("*.yaml"))
-OPTIMIZERS = sorted({f.stem for f in (CONFIGS / "agent" / "optimizer").glob("*.yaml")} - {"torch"})
-PARTS = ("value", "target", "memory", "exploration", "noise")
 SECTIONS = {
     file.stem: tuple(yaml.safe_load(file.read_text()))
     for file in (CONFIGS / "preset").glob("*.yaml")
@@ -66,116 +63,47 @@ def pairs() -> Iterator[Any]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("agent", "env"), list(pairs()))
-def test_every_agent_composes_with_every_environment(agent: str, env: str) -> None:
+def test_every_agent_composes_with_every_environment_and_learns_early_with_meta_dev(
+    agent: str, env: str
+) -> None:
     overrides = [f"agent={agent}", f"env={env}"]
     if agent in ("c51", "rainbow") and env in CONTINUOUS:
         # These agents do not support continuous actions, so no preset gives the range of the returns.
         overrides += ["agent.value.v_min=-1", "agent.value.v_max=1"]
     assert composed(*overrides).env.config.name == env
-
-
-@pytest.mark.parametrize("meta", METAS)
-@pytest.mark.parametrize("overrides", [("env=bipedal_walker",), ("env=pong",), ("agent=random",)], ids=str)
-def test_every_meta_option_composes(meta: str, overrides: tuple[str, ...]) -> None:
-    composed(f"meta={meta}", *overrides)
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_every_network_option_composes(network: str) -> None:
-    composed(f"agent/network={network}")
+    config = composed("meta=dev", *overrides)
+    # Refused if training would end before the first update.
+    short = dataclasses.replace(config.env.config, max_frame=300)
+    check_keys(dataclasses.replace(config, env=dataclasses.replace(config.env, config=short)))
+    assert config.env.config.max_frame <= 64 + 64 * config.env.config.num_envs
+    assert config.meta.max_wall is not None
+    assert config.meta.max_wall <= 30
 
 
 def test_every_game_composes_without_its_own_file() -> None:
     source = FileSource("test", f"{FileSource.scheme()}://{CONFIGS}")
     assert len(games()) > 90
-    assert set(games()) <= set(source.list("env", ObjectType.CONFIG))
     for game in games():
-        assert source.is_config(f"env/{game}")
-        content = source.load_config(f"env/{game}").config
-        assert content == {"defaults": ["atari", "_self_"], "game": game}
+        assert source.load_config(f"env/{game}").config == {"defaults": ["atari", "_self_"], "game": game}
     # The games differ in this one override only, so a few are enough for the slow part.
-    for game in games()[::12]:
+    for game in games()[::30]:
         cfg = compose([f"env={game}"])
         assert (cfg.env.game, cfg.env.name, cfg.env.sticky_actions) == (game, game, 0.25)
-        assert cfg.transforms.reward._target_.endswith("SignReward")
 
 
-def test_atari_base_is_the_v5_protocol() -> None:
-    env = composed("env=pong", "preset=none").env.config
-    assert (env.num_envs, env.frame_skip, env.frame_stack, env.image_size) == (16, 4, 4, 84)
-    assert (env.grayscale, env.sticky_actions, env.life_loss_signal, env.max_frame) == (
-        True,
-        0.25,
-        True,
-        10**7,
+def test_preset_comes_after_the_file_of_the_agent_and_before_overrides() -> None:
+    own = yaml.safe_load((CONFIGS / "agent" / "ppo.yaml").read_text())
+    assert (
+        compose(["env=pong", "preset=none"]).agent.epochs
+        == own["epochs"]
+        != compose(["env=pong"]).agent.epochs
     )
-
-
-def test_fast_atari_equals_the_spec_of_slm_lab() -> None:
-    meta = composed("meta=fast_atari", "env=pong").meta
-    assert meta.distributed is False
-    assert (meta.rigorous_eval, meta.eval_frequency, meta.log_frequency) == (0, 10000, 5000)
-    assert (meta.max_session, meta.max_trial) == (4, 1)
-
-
-def test_overrides_take_precedence_over_presets() -> None:
     cfg = compose(["env=cartpole", "agent.gamma=0.5", "env.num_envs=2", "agent.lr=1e-4"])
     assert (cfg.agent.gamma, cfg.env.num_envs, cfg.agent.lr) == (0.5, 2, 1e-4)
 
 
-def test_preset_none_keeps_the_values_of_the_agent() -> None:
-    own = yaml.safe_load((CONFIGS / "agent" / "ppo.yaml").read_text())
-    for env in ("cartpole", "pong"):
-        agent = compose([f"env={env}", "preset=none"]).agent
-        assert (agent.gamma, agent.clip_range, agent.epochs) == (
-            own["gamma"],
-            own["clip_range"],
-            own["epochs"],
-        )
-
-
-def test_sections_of_presets_are_for_existing_agents_and_options() -> None:
-    parts = {group.name for group in (CONFIGS / "agent").iterdir() if group.is_dir()}
-    options = {
-        f"agent/{group}={f.stem}" for group in parts for f in (CONFIGS / "agent" / group).glob("*.yaml")
-    }
-    titles = {title for found in SECTIONS.values() for title in found}
-    known = {*AGENTS, "dev"} | options
-    wrong = [one for one in titles if set(one.split()) - known or len(one.split()) > 2]
-    assert not wrong
-    assert set(SECTIONS) <= {f.stem for f in (CONFIGS / "env").glob("*.yaml")} | {"dev"}
-    assert len(list((CONFIGS / "preset").iterdir())) <= 60
-
-
-def test_presets_of_base_agents_apply_before_those_of_the_agent() -> None:
-    assert applied("agent=rainbow", "env=pong") == [
-        *("atari: agent/value=categorical", "atari: agent/memory=prioritized", "atari: agent/target=replace"),
-        *("atari: dqn", "rainbow", "atari: rainbow agent/target=replace", "atari: rainbow"),
-    ]
-    assert applied("agent=td3", "env=pendulum") == ["pendulum: ddpg", "td3"]
-    assert applied("agent=tqc", "env=swimmer") == ["mujoco: sac", "swimmer: sac", "tqc", "mujoco: tqc"]
-    assert applied("env=video_checkers") == ["atari: ppo"]
-    cfg = compose(["agent=rainbow", "env=pong"])
-    assert (cfg.agent.batch_size, cfg.agent.lr, cfg.agent.memory.storage) == (32, 6.25e-5, "mmap")
-
-
-def test_presets_of_a_part_apply_exactly_where_it_is_used() -> None:
-    for agent in ("c51", "rainbow", "dqn agent/value=categorical"):
-        cfg = compose([*f"agent={agent}".split(), "env=pong"])
-        assert (cfg.agent.value.v_min, cfg.agent.value.v_max) == (-10, 10)
-    assert compose(["agent=dqn", "env=pong"]).agent.exploration.epsilon.horizon == 250_000
-    for overrides in (
-        ["agent=rainbow"],
-        ["agent=dqn", "agent/exploration=boltzmann"],
-        ["agent=dqn", "agent/target=polyak"],
-    ):
-        composed(*overrides, "env=pong")
-    cfg = compose(["agent=dqn", "env=pong", "preset=none"])
-    assert (cfg.agent.exploration.epsilon.horizon, cfg.agent.memory.storage) == (10_000, "ram")
-
-
-def test_presets_of_agent_and_part_apply_after_those_of_the_part() -> None:
-    for agent, epsilon, every in (("dqn", 0.05, 500), ("double_dqn", 0.01, 50), ("dueling_dqn", 0.01, 50)):
+def test_preset_of_agent_and_part_applies_after_that_of_the_part() -> None:
+    for agent, epsilon, every in (("dqn", 0.05, 500), ("double_dqn", 0.01, 50)):
         cfg = compose([f"agent={agent}", "env=lunar_lander"])
         assert (cfg.agent.exploration.epsilon.end, cfg.agent.target.every) == (epsilon, every)
     other = ["agent/exploration=boltzmann", "agent/target=polyak", "agent/memory=prioritized"]
@@ -186,13 +114,9 @@ def test_presets_of_agent_and_part_apply_after_those_of_the_part() -> None:
     ("overrides", "optimizer"),
     [
         (["agent=a2c"], "RMSProp"),
-        (["agent=a2c", "env=pong"], "RMSProp"),
         (["agent=a2c", "env=lunar_lander"], "Adam"),
-        (["agent=sil_a2c", "env=lunar_lander"], "Adam"),
-        (["agent=a2c", "env=lunar_lander", "preset=none"], "RMSProp"),
         (["agent=a2c", "env=gymnasium", "env.id=LunarLander-v3", "preset=a2c_lunar_lander"], "Adam"),
         (["agent=a2c", "env=lunar_lander", "agent/optimizer=rmsprop"], "RMSProp"),
-        (["agent=a2c", "agent/optimizer=adam"], "Adam"),
     ],
 )
 def test_preset_can_choose_another_optimizer(overrides: list[str], optimizer: str) -> None:
@@ -200,17 +124,13 @@ def test_preset_can_choose_another_optimizer(overrides: list[str], optimizer: st
     cfg = compose(overrides, with_hydra=True)
     recorded = choices_of(cfg.hydra)["agent/optimizer"]
     assert compose([*overrides, f"agent/optimizer={recorded}"]).agent == cfg.agent
-    assert recorded in OPTIMIZERS
-    assert all((CONFIGS / group).is_dir() for group in choices_of(cfg.hydra))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["adam", "radam", "rmsprop"])
 def test_chosen_optimizer_replaces_all_keys_of_a_presets_optimizer(optimizer: str) -> None:
-    overrides = ["agent=a2c", f"agent/optimizer={optimizer}", "preset=none"]
-    chosen = compose(overrides).agent.optimizer
-    if optimizer == "auto":
-        chosen = compose(["agent=a2c", "agent/optimizer=adam"]).agent.optimizer
-    assert compose([*overrides[:2], "env=lunar_lander"]).agent.optimizer == chosen
+    overrides = ["agent=a2c", f"agent/optimizer={optimizer}"]
+    chosen = compose([*overrides, "preset=none"]).agent.optimizer
+    assert compose([*overrides, "env=lunar_lander"]).agent.optimizer == chosen
 
 
 def applied(*overrides: str, config_dir: Path | None = None) -> list[str]:
@@ -232,85 +152,61 @@ def applied(*overrides: str, config_dir: Path | None = None) -> list[str]:
     ("overrides", "presets"),
     [
         ("", ["cartpole: ppo"]),
-        ("agent=random", []),
         ("preset=none", []),
-        ("preset=cartpole env=pong", ["cartpole: ppo"]),
         ("preset=ppo_cartpole env=pong", ["cartpole: ppo"]),
         ("preset=breakout env=cartpole", ["atari: ppo"]),
-        ("preset=walker2d env=cartpole", ["mujoco: ppo"]),
         ("preset=lunar_lander agent=sil_ppo env=pong", ["lunar_lander: ppo", "sil_ppo"]),
         (
             "agent=dqn env=cartpole agent/exploration=boltzmann",
             ["cartpole: agent/target=replace", "cartpole: dqn"],
         ),
-        ("agent=sarsa env=acrobot", ["acrobot: agent/exploration=epsilon_greedy"]),
         ("agent=a2c env=lunar_lander agent/optimizer=rmsprop", ["lunar_lander: a2c"]),
         (
             "agent=crossq env=lunar_lander_continuous",
             ["lunar_lander: crossq"],  # which the section of the continuous version extends
         ),
         ("search=sac env=pendulum", ["pendulum: sac"]),
+        (
+            "agent=rainbow env=pong",  # presets of base agents come before those of the agent
+            [
+                *("atari: agent/value=categorical", "atari: agent/memory=prioritized"),
+                *("atari: agent/target=replace", "atari: dqn", "rainbow"),
+                *("atari: rainbow agent/target=replace", "atari: rainbow"),
+            ],
+        ),
+        ("agent=tqc env=swimmer", ["mujoco: sac", "swimmer: sac", "tqc", "mujoco: tqc"]),
     ],
 )
 def test_applied_presets_are_listed_in_order_of_precedence(overrides: str, presets: list[str]) -> None:
     assert applied(*overrides.split()) == presets
 
 
-def test_preset_of_a_user_is_listed_with_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "preset" / "ppo_pong.yaml"
-    file.parent.mkdir()
-    file.write_text("# @package _global_\nagent: {gamma: 0.9}\n")
-    assert applied("env=pong", config_dir=tmp_path) == ["atari: ppo", "ppo_pong"]
-    assert origins("agent.gamma", ["env=pong"], tmp_path)["agent.gamma"][-1] == (str(file), 0.9)
-
-
-def test_preset_of_a_user_for_a_part_is_applied(tmp_path: Path) -> None:
+def test_presets_of_a_user_apply_for_families_parts_and_agents_after_those_of_labrl(tmp_path: Path) -> None:
     (tmp_path / "preset").mkdir()
-    text = "# @package _global_\nagent: {target: {tau: 0.25}}\n"
-    (tmp_path / "preset" / "polyak_cartpole.yaml").write_text(text)
-    overrides = ["agent=dqn", "env=cartpole"]
-    assert compose([*overrides, "agent/target=polyak"], tmp_path).agent.target.tau == 0.25
-    assert "tau" not in compose(overrides, tmp_path).agent.target
+    for name, content in {
+        "random_atari": "env: {num_envs: 3}",
+        "random_pong": "env: {frame_stack: 2}",
+        "polyak_cartpole": "agent: {target: {tau: 0.25}}",
+        "double_dqn_cartpole": "defaults: [dqn_cartpole, _self_]\nagent: {n_step: 2}",
+    }.items():
+        (tmp_path / "preset" / f"{name}.yaml").write_text(f"# @package _global_\n{content}\n")
+    env = compose(["agent=random", "env=pong"], tmp_path).env
+    assert (env.num_envs, env.frame_stack) == (3, 2)
+    dqn = ["agent=dqn", "env=cartpole"]
+    assert compose([*dqn, "agent/target=polyak"], tmp_path).agent.target.tau == 0.25
+    assert "tau" not in compose(dqn, tmp_path).agent.target
+    agent = compose(["agent=double_dqn", "env=cartpole"], tmp_path).agent
+    assert (agent.n_step, agent.batch_size) == (2, 128)
+    file = tmp_path / "preset" / "random_atari.yaml"
+    found = origins("env.num_envs", ["agent=random", "env=pong"], tmp_path)["env.num_envs"]
+    assert found[-1] == (str(file), 3)
 
 
-@pytest.mark.parametrize("part", ["memory", "exploration", "value", "target"])
-def test_every_option_of_every_part_of_dqn_composes(part: str) -> None:
-    for option in sorted(f.stem for f in (CONFIGS / "agent" / part).glob("*.yaml")):
-        for agent in ("recurrent_dqn",) if option == "sequences" else ("dqn", "rainbow"):
-            composed(f"agent={agent}", f"agent/{part}={option}", "env=pong", "agent.network.noisy=0.5")
-
-
-def test_preset_of_a_user_for_a_family_is_applied(tmp_path: Path) -> None:
-    (tmp_path / "preset").mkdir()
-    (tmp_path / "preset" / "random_atari.yaml").write_text("# @package _global_\nenv: {num_envs: 3}\n")
-    (tmp_path / "preset" / "random_pong.yaml").write_text("# @package _global_\nenv: {frame_stack: 2}\n")
-    cfg = compose(["agent=random", "env=pong"], tmp_path)
-    assert (cfg.env.num_envs, cfg.env.frame_stack) == (3, 2)
-
-
-@pytest.mark.parametrize(("num_envs", "horizon"), [(1, 2048), (3, 640), (4, 512), (8, 256), (100, 32)])
+@pytest.mark.parametrize(("num_envs", "horizon"), [(1, 2048), (3, 640), (100, 32)])
 def test_rollouts_on_pendulum_are_multiples_of_the_minibatch(num_envs: int, horizon: int) -> None:
     config = composed("env=pendulum", f"env.num_envs={num_envs}")
     check(config)
     assert config.agent.config.horizon == horizon
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    "env", ["bipedal_walker", "pong", *(pytest.param(env, marks=pytest.mark.matrix) for env in ENVS)]
-)
-@pytest.mark.parametrize("agent", AGENTS)
-def test_dev_learns_early_with_any_pair(agent: str, env: str) -> None:
-    overrides = ["meta=dev", f"agent={agent}", f"env={env}"]
-    if agent in ("c51", "rainbow") and env in CONTINUOUS:
-        overrides += ["agent.value.v_min=-1", "agent.value.v_max=1"]
-    config = composed(*overrides)
-    # Refused if training would end before the first update.
-    short = dataclasses.replace(config.env.config, max_frame=300)
-    check_keys(dataclasses.replace(config, env=dataclasses.replace(config.env, config=short)))
-    assert config.env.config.max_frame <= 64 + 64 * config.env.config.num_envs
-    assert config.meta.max_wall is not None
-    assert config.meta.max_wall <= 30
 
 
 @pytest.mark.extended
@@ -357,20 +253,19 @@ def hidden(config: Any, plain: Any, key: str = "") -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        *[[f"env={env}"] for env in [*ENVS, "pong"]],
-        *[[f"agent/network={network}"] for network in NETWORKS],
-        ["agent=random"],
-        ["preset=none"],
-        ["meta=dev"],
-        ["env=gymnasium", "env.id=CartPole-v1"],
-    ],
-    ids=str,
-)
-def test_every_field_is_in_the_composed_configuration(overrides: list[str]) -> None:
-    plain = to_plain(compose(overrides))
+def first_lines() -> Iterator[str]:
+    """Yield the command in the first line of each file, except those with placeholders and search spaces."""
+    for file in CONFIGS.rglob("*.yaml"):
+        line = next(one for one in file.read_text().splitlines() if not one.startswith("# @package"))
+        assert line.startswith("# labrl"), file
+        if line[7] == " " and not set("<(") & set(line) and "hydra" not in file.parts:
+            line = re.sub(r" \[(.*?)\]", r" \1", line)  # [optional words]
+            yield line.removeprefix("# labrl ").partition("        ")[0]
+
+
+@pytest.mark.parametrize("command", sorted(set(first_lines())))
+def test_command_of_each_file_composes_all_fields_of_its_dataclasses(command: str) -> None:
+    plain = to_plain(compose([one for one in shlex.split(command) if one != "-m"]))
     assert hidden(resolve(plain), plain) == []
 
 
@@ -424,7 +319,7 @@ def test_section_for_an_unknown_agent_is_refused(tmp_path: Path) -> None:
         assert (caught.value.code, caught.value.key) == ("syntax", f"{tmp_path}/preset/cartpole.yaml")
 
 
-def test_origins_of_a_key_are_listed_in_order_of_precedence(tmp_path: Path) -> None:
+def test_origins_of_a_key_are_listed_in_order_of_precedence() -> None:
     def found(key: str, *overrides: str) -> list[tuple[str, Any]]:
         return [(Path(origin).name, value) for origin, value in origins(key, [*overrides])[key]]
 
@@ -433,13 +328,7 @@ def test_origins_of_a_key_are_listed_in_order_of_precedence(tmp_path: Path) -> N
         ("ppo.yaml", 0.99),
         ("override agent.gamma=0.5", "0.5"),
     ]
-    assert [one for one, _ in found("agent.lr", "agent.lr.start=1")] == [
-        *("ppo.yaml", "cartpole.yaml, section ppo", "override agent.lr.start=1")
-    ]
     assert found("env.game", "env=pong", "agent=dqn") == [("atari.yaml", "???"), ("env=pong", "pong")]
-    assert [*origins("agent.network.torso.mlp", ["agent=dqn"])] == [
-        f"agent.network.torso.mlp.{name}" for name in ("hidden", "activation", "initialization", "layer_norm")
-    ]
     every = origins("", ["experiment=atari/v4", "env=pong"])
     assert every.keys() >= {"env.sticky_actions", "meta.max_session", "transforms.reward._target_", "seed"}
     assert [key for key, one in every.items() if not one] == []
@@ -449,42 +338,15 @@ def test_origins_of_a_key_are_listed_in_order_of_precedence(tmp_path: Path) -> N
     assert (caught.value.code, caught.value.key) == ("unknown-key", "agent.gama")
 
 
-def test_first_line_of_each_config_file_is_a_command() -> None:
-    for file in CONFIGS.rglob("*.yaml"):
-        lines = [line for line in file.read_text().splitlines() if not line.startswith("# @package")]
-        assert lines[0].startswith("# labrl"), file
-
-
-def test_preset_of_a_user_can_extend_one_of_labrl(tmp_path: Path) -> None:
-    for group in ("agent", "preset"):
-        (tmp_path / group).mkdir()
-    (tmp_path / "agent" / "my_dqn.yaml").write_text("defaults:\n  - dqn\n  - _self_\nbatch_size: 16\n")
-    overrides = ["agent=my_dqn", "env=cartpole"]
-    assert compose(overrides, tmp_path).agent.batch_size == 16
-    text = "# @package _global_\ndefaults:\n  - dqn_cartpole\n  - _self_\nagent: {n_step: 2}\n"
-    (tmp_path / "preset" / "my_dqn_cartpole.yaml").write_text(text)
-    agent = compose(overrides, tmp_path).agent
-    assert (agent.n_step, agent.batch_size) == (2, 128)
-
-
 @pytest.mark.parametrize(
     ("overrides", "reward"),
     [
         (["env=pendulum"], {"NormalizeReward": {"gamma", "clip", "epsilon", "window"}}),
-        (
-            ["env=pendulum", "transforms.reward.clip=5"],
-            {"NormalizeReward": {"gamma", "clip", "epsilon", "window"}},
-        ),
         (["env=pendulum", "transforms/reward=clip"], {"ScaleReward": {"scale", "shift", "low", "high"}}),
-        (
-            ["env=pong", "transforms/reward=scale", "transforms.reward.scale=0.1"],
-            {"ScaleReward": {"scale", "shift", "low", "high"}},
-        ),
         (
             ["env=pendulum", "transforms.reward={_target_: labrl.agents.transforms.SignReward}"],
             {"SignReward": set()},
         ),
-        (["env=pendulum", "transforms/reward=none"], {}),
         (["env=pong", "transforms/reward=none"], {}),
         (["env=pong", "transforms.reward=null"], {}),
     ],
@@ -496,7 +358,3 @@ def test_chosen_transform_replaces_that_of_preset_or_environment(
     keys = {} if found is None else {found._target_.rpartition(".")[2]: {*found} - {"_target_"}}
     assert keys == reward
     resolve(compose(overrides))
-
-
-def test_key_may_be_removed_and_added_again() -> None:
-    assert resolve(compose(["~agent.lr", "+agent.lr=1e-3"])).agent.config.lr == 1e-3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fractions
 import pickle
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,12 +13,10 @@ from labrl.config.validate import dataclass_of
 from labrl.errors import InputError, answer_to
 from labrl.schedules import LinearSchedule
 from labrl.types import (
-    Fraction,
     NonNegativeInt,
     NonNegativeSchedule,
     PositiveFloat,
     PositiveInt,
-    PositiveRatio,
     Probability,
     Schedule,
 )
@@ -36,13 +33,9 @@ class PartConfig:
     count: NonNegativeInt = 0
     rate: PositiveFloat = 1.0
     chance: Probability = 0.5
-    share: Fraction = 1.0
-    plain: int = 0
-    ratio: PositiveRatio = fractions.Fraction(1)
     real: float = 0.0
     mode: Literal["fast", "slow"] = "fast"
     on: bool = True
-    name: str = "x"
     sizes: list[PositiveInt] = field(default_factory=list)
     lr: Schedule = 0.1
     clip: Schedule | None = None
@@ -85,58 +78,32 @@ def refused(**settings: Any) -> InputError:
         ({"count": True}, "type", "count"),
         ({"count": "3"}, "type", "count"),
         ({"count": -1}, "range", "count"),
-        ({"count": float("inf")}, "type", "count"),
         ({"count": 2**63}, "range", "count"),
-        ({"rate": 1e-39}, "range", "rate"),
         ({"real": -1e300}, "range", "real"),
-        ({"ratio": float("nan")}, "type", "ratio"),
-        ({"lr": {"kind": "linear", "start": 1e39, "end": 0, "horizon": 1}}, "range", "lr.start"),
         ({"rate": float("nan")}, "type", "rate"),
         ({"chance": 1.1}, "range", "chance"),
         ({"real": False}, "type", "real"),
         ({"mode": "fastt"}, "unknown-option", "mode"),
         ({"on": 1}, "type", "on"),
-        ({"name": 3}, "type", "name"),
-        ({"sizes": 3}, "type", "sizes"),
         ({"sizes": [1, 0]}, "range", "sizes[1]"),
-        ({"lr": True}, "type", "lr"),
         ({"lr": "fast"}, "type", "lr"),
-        ({"lr": 1e39}, "range", "lr"),
-        ({"lr": "linear:1:0:x"}, "type", "lr"),
         ({"lr": {"kind": "linear", "start": 1, "end": 0}}, "missing", "lr.horizon"),
-        ({"lr": {"start": 1, "end": 0, "horizon": 1}}, "type", "lr"),
         ({"lr": {"kind": "linea", "start": 1, "end": 0, "horizon": 1}}, "unknown-option", "lr"),
-        ({"lr": {"kind": "linear", "start": 1, "end": 0, "horizon": 0}}, "range", "lr.horizon"),
         ({"lr": {"kind": "linear", "start": 1, "ende": 0, "horizon": 1}}, "unknown-key", "lr.ende"),
         ({"lr": {"kind": "piecewise", "points": [[5, 1.0], [5, 2.0]]}}, "contradiction", "lr"),
         ({"lr": {"kind": "linear", "start": 1, "end": 0, "horizon": 1, "warmup": 2}}, "contradiction", "lr"),
-        ({"inner": {"size": 0}}, "range", "inner.size"),
         ({"inners": [{"size": 1}, {"sise": 1}]}, "unknown-key", "inners[1].sise"),
-        ({"either": {"size": "x"}}, "type", "either.size"),
         ({"either": {"sise": 1}}, "unknown-key", "either.sise"),
         ({"either": -1}, "range", "either"),
         ({"part": {"width": 3}}, "type", "part"),
         ({"part": {"_target_": "labrl.nothing.Here"}}, "target", "part._target_"),
         ({"part": {"_target_": PART, "needed": 1, "parts": {"a": 1}}}, "type", "part.parts.a"),
-        ({"part": {"_target_": PART, "needed": 1, "sizes": [{}]}}, "type", "part.sizes[0]"),
         ({"parts": {"needed": {"_target_": PLAIN, "widht": 1}}}, "unknown-key", "parts.needed.widht"),
     ],
 )
 def test_wrong_type_or_range_is_refused_with_the_full_key(wrong: dict[str, Any], code: str, key: str) -> None:
     error = refused(**wrong)
     assert (error.code, error.key) == (code, f"agent.{key}")
-    assert str(error).startswith(f"agent.{key}")
-
-
-def test_error_message_names_the_allowed_and_the_given_values() -> None:
-    def mentions(error: InputError, *parts: str) -> bool:
-        return all(part in str(error) for part in parts)
-
-    assert mentions(refused(count=-1), "0", "-1")
-    assert mentions(refused(mode="fastt"), "'fast'", "'slow'", "'fastt'", "agent.mode=fast")
-    assert mentions(refused(sizes=[4, 0]), "agent.sizes[1]", "1", "0")
-    assert mentions(refused(lr="fast"), "linear", "cosine", "exponential", "'fast'")
-    assert mentions(refused(lr={"kind": "linea"}), "linear", "piecewise")
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
@@ -146,20 +113,12 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ("range", "agent.rate"),
         ("unknown-key", "agent.parts.a.rat"),
     ]
-    assert "agent.parts.a.rate" in error.mistakes[2].message
-    assert [mistake.message for mistake in error.mistakes] == str(error).splitlines()
-
-
-def test_unknown_key_error_suggests_the_nearest_key() -> None:
-    assert (refused(raet=1).code, refused(raet=1).key) == ("unknown-key", "agent.raet")
-    assert "agent.rate" in str(refused(raet=1))
+    assert "agent.parts.a.rate" in error.mistakes[2].message  # the nearest key
 
 
 def test_scientific_notation_is_accepted_for_integers() -> None:
-    config = parsed(count=1e7, plain=2.0)
-    assert config.count == 10_000_000
-    assert isinstance(config.count, int)
-    assert isinstance(config.plain, int)
+    count = parsed(count=1e7).count
+    assert (count, type(count)) == (10_000_000, int)
 
 
 def test_schedule_may_be_a_number_a_mapping_or_a_string() -> None:
@@ -177,8 +136,6 @@ class FailingConfig:
     def __post_init__(self) -> None:
         if self.size == 1:
             raise ValueError("size=1 is too little")
-        if self.size == 2:
-            raise InputError("taken", code="contradiction", key="agent.other")
         [][self.size]
 
 
@@ -186,27 +143,10 @@ class Failing:
     Config = FailingConfig
 
 
-@dataclass
-class UnreadableConfig:
-    size: Nowhere  # type: ignore[name-defined]  # noqa: F821
-
-
-class Unreadable:
-    Config = UnreadableConfig
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "code", "key"),
-    [
-        ("Failing", 1, "contradiction", "agent"),
-        ("Failing", 2, "contradiction", "agent.other"),
-        ("Failing", 3, "target", None),
-        ("Unreadable", 3, "target", "agent._target_"),
-    ],
-)
-def test_exception_in_a_user_config_is_answered(name: str, size: int, code: str, key: str | None) -> None:
+@pytest.mark.parametrize(("size", "code", "key"), [(1, "contradiction", "agent"), (3, "target", None)])
+def test_exception_in_a_user_config_is_answered(size: int, code: str, key: str | None) -> None:
     with pytest.raises((InputError, IndexError)) as error:
-        dataclass_of(Component, {"_target_": f"{__name__}.{name}", "size": size}, "agent")
+        dataclass_of(Component, {"_target_": f"{__name__}.Failing", "size": size}, "agent")
     answer = answer_to(error.value)
     assert answer is not None
     assert (answer.code, answer.key) == (code, key)
@@ -225,8 +165,7 @@ def test_component_with_config_is_built_from_its_config() -> None:
     [
         (f"{__name__}.Prat", "Part"),
         ("no_such_package.Thing", "no_such_package"),
-        ("labrl", "labrl"),
-        ("labrl.types.SMALLEST", "SMALLEST"),
+        ("labrl.types.SMALLEST", "SMALLEST"),  # not callable
         (3, "3"),
     ],
 )
@@ -242,11 +181,7 @@ def test_pickled_component_is_equal_and_keeps_its_full_key() -> None:
     component = dataclass_of(Component, {**node, "part": {"_target_": PLAIN}}, "agent")
     copy = pickle.loads(pickle.dumps(component))
     assert copy == component
-    assert (copy.key, copy.config.part.key, copy.config.parts["a"].key) == (
-        "agent",
-        "agent.part",
-        "agent.parts.a",
-    )
+    assert (copy.config.part.key, copy.config.parts["a"].key) == ("agent.part", "agent.parts.a")
 
 
 @pytest.mark.parametrize("value", [-1, {"kind": "linear", "start": 1, "end": -1, "horizon": 10}])

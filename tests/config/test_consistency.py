@@ -41,11 +41,6 @@ def apply(config: dict[str, Any], change: Change) -> None:
         node[leaf] = change.new
 
 
-@given(CONFIGS)
-def test_configuration_does_not_differ_from_itself(config: dict[str, Any]) -> None:
-    assert changes(config, config) == []
-
-
 @given(CONFIGS, CONFIGS)
 def test_applying_all_changes_turns_the_old_config_into_the_new(
     old: dict[str, Any], new: dict[str, Any]
@@ -63,11 +58,7 @@ def test_applying_all_changes_turns_the_old_config_into_the_new(
         (1e5, 100000, False),
         ([1, 2.0], [1.0, 2], False),
         (True, 1, True),
-        (0, False, True),
         (None, 0, True),
-        ("1", 1, True),
-        ([1], [1, 1], True),
-        ({"a": 1}, 1, True),
         ([{"a": 1}], [{"a": True}], True),
     ],
 )
@@ -94,43 +85,24 @@ def test_key_has_the_traits_of_its_field_or_the_nearest_field_above() -> None:
     assert traits("callbacks.mine.n") == traits("wandb") == traits("search.pruner.kind")
 
 
-@given(st.sampled_from(sorted(traits_of_all_keys())), LEAVES, LEAVES)
-def test_change_is_a_contradiction_unless_a_resume_may_make_it(key: str, old: Any, new: Any) -> None:
-    assert (contradictions([Change(key, old, new)]) == []) == traits_of_all_keys()[key].resume
-
-
-@pytest.mark.parametrize("key", ["env.max_frame", "meta.max_session", "meta.device", "meta.eval_greedy"])
-def test_keys_that_do_not_affect_learning_may_change(key: str) -> None:
-    assert not contradictions([Change(key, 1, 2)])
-
-
 @pytest.mark.parametrize(
-    "key",
+    ("keys", "fixed"),
     [
-        *("seed", "env.num_envs", "agent.lr", "agent.lr.horizon", "transforms.reward", "env.max_frames"),
-        *("meta.precision", "meta.compile", "meta.kernels", "meta.episode_window"),
-        *("meta.async_unroll.timeout", "meta.new"),
+        ("env.max_frame meta.max_session meta.device meta.eval_greedy callbacks.mine.n", False),
+        ("seed env.num_envs agent.lr agent.lr.horizon transforms.reward meta.precision meta.kernels", True),
+        ("env.max_frames meta.new", True),  # unknown keys
     ],
 )
-def test_keys_that_affect_learning_and_unknown_keys_must_not_change(key: str) -> None:
-    assert contradictions([Change(key, 1, 2)])
+def test_keys_that_affect_learning_and_unknown_keys_must_not_change(keys: str, fixed: bool) -> None:
+    assert all(bool(contradictions([Change(key, 1, 2)])) == fixed for key in keys.split())
 
 
-def test_seed_is_the_only_fixed_key_that_may_differ_within_a_group() -> None:
-    alike = {key for key, about in traits_of_all_keys().items() if about.same_group and not about.resume}
-    assert alike == {"seed"}
-
-
-def test_keys_that_must_not_change_affect_the_score() -> None:
-    assert all(about.score for about in traits_of_all_keys().values() if not about.resume)
+def test_keys_that_must_not_change_affect_the_score_and_only_the_seed_may_differ_within_a_group() -> None:
+    fixed = {key: about for key, about in traits_of_all_keys().items() if not about.resume}
+    assert all(about.score for about in fixed.values())
+    assert {key for key, about in fixed.items() if about.same_group} == {"seed"}
     assert traits("meta.eval_frequency").score
     assert not traits("meta.keep_last").score
-
-
-def test_callbacks_may_be_added_and_removed() -> None:
-    found = changes({"callbacks": {"mine": {"_target_": "a.B", "n": 1}}}, {"callbacks": {"other": None}})
-    assert len(found) == 2
-    assert contradictions(found) == []
 
 
 VALUES = st.recursive(

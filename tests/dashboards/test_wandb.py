@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb_cases import Server, by_frame, logs, read_log, tables, wandb
+from wandb_cases import LogContent, Server, by_frame, logs, read_log, tables, wandb
 
 from labrl.config.compose import compose, to_plain
 from labrl.dashboards.wandb_session import WandbSession
@@ -71,6 +71,11 @@ class Trial:
         session.start()
         return session
 
+    def sent(self) -> LogContent:
+        """Return the content of W&B's only log."""
+        (log,) = logs(self.session.path)
+        return read_log(log)
+
     @property
     def steps(self) -> list[list[int]]:
         """Return the steps of each of W&B's logs."""
@@ -95,8 +100,7 @@ def test_rows_of_both_tables_are_merged_with_the_frame_as_step(tmp_path: Path) -
     trial.save(400)
     trial.end()
     finish(trial.send_to_wandb())
-    (log,) = logs(trial.session.path)
-    found = read_log(log)
+    found = trial.sent()
     assert found.steps == [100, 200, 300, 400]
     assert by_frame(found.rows) == tables(trial.session.path)
     assert found.rows[1]["eval/return_mean"] == 200.0
@@ -118,8 +122,7 @@ def test_rows_after_an_unfinished_evaluation_are_not_sent(tmp_path: Path) -> Non
     trial.save(400)
     trial.end()
     finish(sender)
-    (log,) = logs(trial.session.path)
-    assert by_frame(read_log(log).rows) == tables(trial.session.path)
+    assert by_frame(trial.sent().rows) == tables(trial.session.path)
 
 
 def test_wandb_run_has_its_configuration_provenance_and_result(tmp_path: Path) -> None:
@@ -128,13 +131,10 @@ def test_wandb_run_has_its_configuration_provenance_and_result(tmp_path: Path) -
     trial.save(0)
     trial.end("failed", final_return=12.5, best_return=20.0, error="loss is nan")
     finish(trial.send_to_wandb())
-    (log,) = logs(trial.session.path)
-    found = read_log(log)
-    assert found.run.project == "p"
-    assert found.run.run_group == "experiment/trial"
-    assert found.run.job_type == "session"
-    assert found.run.display_name == "trial"
-    assert list(found.run.tags) == ["one", "two"]
+    found = trial.sent()
+    run = found.run
+    assert (run.project, run.run_group, run.job_type) == ("p", "experiment/trial", "session")
+    assert (run.display_name, [*run.tags]) == ("trial", ["one", "two"])
     assert found.exit_code == 1
     assert found.config["agent"]["clip_range"]
     assert found.config["seed"] == 3
@@ -144,39 +144,28 @@ def test_wandb_run_has_its_configuration_provenance_and_result(tmp_path: Path) -
     assert expected.items() <= found.summary.items()
 
 
-def test_artifacts_are_the_best_model_the_videos_and_the_report(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "run", "wandb.artifacts=[best,report,videos]")
+def test_best_model_videos_and_report_are_artifacts_and_videos_are_media_that_the_page_plays(
+    tmp_path: Path,
+) -> None:
+    trial = Trial(tmp_path / "run", "wandb.artifacts=[best,report,videos,media]")
+    trial.play(100, 200)
     trial.session.store().save(200, {}, best=200)
     trial.session.videos.mkdir()
     for path in (trial.session.videos / "last.mp4", trial.run.path / "r.html"):
-        path.touch()
+        path.write_bytes(b"content")
     trial.end()
-    sender = trial.send_to_wandb()
-    finish(sender, report=trial.run.path / "r.html")
-    (log,) = logs(trial.session.path)
-    assert read_log(log).artifacts == {
+    finish(trial.send_to_wandb(), report=trial.run.path / "r.html")
+    found = trial.sent()
+    assert found.artifacts == {
         "model": ["manifest.json", "state.pt"],
         "videos": ["last.mp4"],
         "report": ["r.html"],
     }
-
-
-def test_videos_are_media_that_the_page_plays(tmp_path: Path) -> None:
-    trial = Trial(tmp_path / "run", "wandb.artifacts=[media]")
-    trial.session.videos.mkdir()
-    for name in ("best_frame_200.mp4", "last.mp4"):
-        (trial.session.videos / name).write_bytes(b"video")
-    trial.play(100, 200)
-    trial.save(200)
-    trial.end()
-    finish(trial.send_to_wandb())
-    (log,) = logs(trial.session.path)
-    found = read_log(log)
-    assert (found.steps, found.artifacts) == ([100, 200, 201], {})
+    assert found.steps == [100, 200, 201]
     row = found.rows[-1]
-    for name in ("best", "last"):
-        assert row[f"videos/{name}/_type"] == "video-file"
-        assert (log.parent / "files" / row[f"videos/{name}/path"]).read_bytes() == b"video"
+    assert row["videos/last/_type"] == "video-file"
+    (log,) = logs(trial.session.path)
+    assert (log.parent / "files" / row["videos/last/path"]).read_bytes() == b"content"
 
 
 def test_resume_after_a_sync_writes_only_later_rows(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def test_auto_is_off_without_a_login_and_online_with_one(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("variable", "expected"),
-    [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled"), ("online", "online")],
+    [("dryrun", "offline"), ("disabled", "disabled"), ("online", "online")],
 )
 def test_auto_follows_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str, expected: str) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
@@ -45,8 +44,7 @@ def test_auto_follows_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str,
     assert mode() == expected
 
 
-@pytest.mark.parametrize("place", [".config/wandb", "wandb"])
-@pytest.mark.parametrize("own", ["offline", "disabled"])
+@pytest.mark.parametrize(("place", "own"), [(".config/wandb", "offline"), ("wandb", "disabled")])
 def test_auto_follows_the_settings_of_wandb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, own: str
 ) -> None:
@@ -74,12 +72,9 @@ def test_login_is_an_api_key_for_the_server_in_use(tmp_path: Path, monkeypatch: 
     assert has_login()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     assert not has_login()
-
-
-@pytest.mark.parametrize("content", ["machine", "\x00\xff", "machine api.wandb.ai login"])
-def test_unreadable_netrc_is_not_a_login(tmp_path: Path, content: str) -> None:
-    (tmp_path / ".netrc").write_text(content)
-    assert mode() == "disabled"
+    monkeypatch.delenv("WANDB_BASE_URL")
+    netrc.write_text("machine api.wandb.ai login")
+    assert not has_login()
 
 
 def test_only_the_first_trial_of_an_experiment_prints_that_wandb_is_off(tmp_path: Path) -> None:
@@ -91,24 +86,7 @@ def test_only_the_first_trial_of_an_experiment_prints_that_wandb_is_off(tmp_path
             printed.append(folder.name)
     line = printed[0]
     assert "wandb login" in line
-    assert len(line) < 80
     assert printed == [line, "0_x", "1_x", line, "alone"]
-
-
-def test_online_without_a_login_is_refused() -> None:
-    with pytest.raises(InputError) as refused:
-        mode(mode="online")
-    assert (refused.value.code, refused.value.key) == ("missing", "wandb.mode")
-    assert "https://api.wandb.ai" in str(refused.value)
-    assert "wandb login" in str(refused.value)
-
-
-@pytest.mark.extended
-def test_looking_for_a_login_does_not_import_wandb_or_torch() -> None:
-    import subprocess
-
-    code = "import sys, labrl.dashboards.sender; sys.exit('wandb' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -116,9 +94,7 @@ def test_looking_for_a_login_does_not_import_wandb_or_torch() -> None:
     [
         ("wandb.project=a/b", "wandb.project"),
         ("wandb.tags=['']", "wandb.tags[0]"),
-        (f"wandb.group={'g' * 129}", "wandb.group"),
         ("wandb.artifacts=[model]", "wandb.artifacts[0]"),
-        ("wandb.wait=-1", "wandb.wait"),
     ],
 )
 def test_values_that_wandb_would_reject_are_refused_before_the_run(override: str, key: str) -> None:

@@ -13,11 +13,9 @@ import pytest
 from commands import start_labrl
 from exact_cases import differences
 from paced import PACED, UNPACED
-from refusals import refused
 from wandb_cases import API_KEY, Server, by_frame, logs, read_log, tables
 
 from labrl.cli import main, send_to_wandb
-from labrl.dashboards.sender import send
 from labrl.errors import WRONG_INPUT
 from labrl.run.run import Run
 
@@ -117,8 +115,6 @@ def test_run_without_wandb_can_be_sent_later_exactly_once(
     run = tmp_path / "run"
     overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
     assert main(overrides) == 0
-    with refused("range", "wandb.wait"):
-        send(Run.open(run), {"wait": -1.0}, print)
     assert send_to_wandb([str(run)]) == WRONG_INPUT
     assert "wandb login" in capfd.readouterr().err
     with monkeypatch.context() as offline:

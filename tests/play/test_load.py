@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,8 +72,6 @@ def test_policy_acts_in_the_environment_of_its_run(name: str, folder: Path) -> N
             policy.reset()
     env.close()
     assert isinstance(policy.network, torch.nn.Module)
-    assert policy.config["env"]["name"] == policy.trial.env.config.name
-    assert str(policy.frame) in repr(policy).replace(",", "")
 
 
 def test_greedy_evaluation_equals_episodes_played_by_hand(folder: Path) -> None:
@@ -131,43 +127,12 @@ def test_recurrent_state_is_carried_until_it_is_reset(folder: Path) -> None:
     assert error.value.key == "observation"
 
 
-@pytest.mark.extended
-def test_loading_imports_nothing_heavy(folder: Path) -> None:
-    code = (
-        "import sys, labrl; policy = labrl.load(sys.argv[1], session=None); "
-        "policy.act(policy.env().reset(seed=0)[0]); "
-        "print(*(name for name in sys.modules if name.split('.')[0] in "
-        "('hydra', 'optuna', 'wandb', 'polars', 'matplotlib', 'ale_py', 'rich') "
-        "or name in ('labrl.session.session', 'labrl.trial.train', 'labrl.cli')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder / "ppo")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == []
-
-
 def test_checkpoint_and_session_can_be_chosen(folder: Path) -> None:
     run = folder / "ppo"
     assert labrl.load(run, checkpoint="latest").frame == 256
     assert labrl.load(run, checkpoint=192).frame == 192
     assert labrl.load(run, session=1).seed != labrl.load(run, session=0).seed
     assert labrl.load(labrl.runs(folder)[0]).folder.name == "ppo"
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "key"),
-    [
-        ({"checkpoint": 77}, "not-found", "checkpoint"),
-        ({"checkpoint": "first"}, "range", "checkpoint"),
-        ({"session": 7}, "not-found", "session"),
-    ],
-)
-def test_missing_checkpoint_or_session_is_refused(
-    options: dict[str, Any], code: str, key: str, folder: Path
-) -> None:
-    with pytest.raises(InputError) as error:
-        labrl.load(folder / "ppo", **options)
-    assert (error.value.code, error.value.key) == (code, key)
 
 
 @pytest.mark.extended
@@ -214,12 +179,9 @@ def test_folder_without_anything_to_load_is_refused(folder: Path, tmp_path: Path
     [
         ("inputs", "observation", lambda policy: policy.act(np.zeros(3))),
         ("inputs", "observation", lambda policy: policy.act({"picture": np.zeros(3)})),
-        ("inputs", "observation", lambda policy: policy.act(())),
-        ("ppo", "observation", lambda policy: policy.act(np.zeros(3))),
         ("ppo", "observation", lambda policy: policy.act(np.zeros((2, 2, 4)))),
         ("ppo", "observation", lambda policy: policy.act(np.zeros(4, complex))),
         ("ppo", "observation", lambda policy: policy.act(np.zeros((0, 4), np.float32))),
-        ("ppo", "observation", lambda policy: policy.act([[0.0, 0.0], [0.0]])),
         ("ppo", "observation", lambda policy: policy.act(policy.env().reset())),
         ("ppo", "mask", lambda policy: policy.act(np.zeros((3, 4)), [True])),
         ("ppo", "mask", lambda policy: policy.act(np.zeros((3, 4)), [2, 0])),
@@ -227,16 +189,15 @@ def test_folder_without_anything_to_load_is_refused(folder: Path, tmp_path: Path
         ("dqn", "mask", lambda policy: policy.act(0)),
         ("ppo", "render_mode", lambda policy: policy.env(render_mode="human")),
         ("ppo", "options", lambda policy: policy.env().reset(options={"low": 0})),
-        ("ppo", "episodes", lambda policy: policy.evaluate(episodes=1.5)),
         ("ppo", "episodes", lambda policy: policy.evaluate(episodes=0)),
-        ("ppo", "seed", lambda policy: policy.evaluate(seed=-1)),
         ("ppo", "seed", lambda policy: policy.reset(seed=-1)),
         ("ppo", "epsilon", lambda policy: policy.evaluate(episodes=1, epsilon=1.5)),
+        ("ppo", "checkpoint", lambda policy: labrl.load(policy.folder, checkpoint=77)),
+        ("ppo", "checkpoint", lambda policy: labrl.load(policy.folder, checkpoint="first")),
+        ("ppo", "session", lambda policy: labrl.load(policy.folder, session=7)),
     ],
 )
-def test_wrong_arguments_of_policy_methods_are_refused(
-    name: str, key: str, call: Callable[[Any], Any], folder: Path
-) -> None:
+def test_wrong_arguments_are_refused(name: str, key: str, call: Callable[[Any], Any], folder: Path) -> None:
     with pytest.raises(InputError) as error:
         call(labrl.load(folder / name, checkpoint="latest"))
     assert error.value.key == key
@@ -246,8 +207,7 @@ def test_environment_of_a_policy_renders_images(folder: Path) -> None:
     env = labrl.load(folder / "ppo").env(render_mode="rgb_array")
     env.reset(seed=1)
     picture = env.render()
-    assert picture is not None
-    assert picture.shape[2] == 3
+    assert np.shape(picture)[2] == 3
     env.close()
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,7 @@ from one_process import ONE_PROCESS
 
 import labrl
 from labrl import cli
-from labrl.config.compose import compose, to_plain
-from labrl.config.keys import walk
 from labrl.errors import WRONG_INPUT
-from labrl.play.options import EnjoyRequest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -102,9 +98,6 @@ RUN = (
     "how-to/extend.md",
 )
 """Pages whose commands are run one after the other; the commands of all other pages are only composed."""
-
-AGENTS = ("ppo", "penalty_ppo")
-"""Agents that the tutorial compares."""
 
 REFUSED = ("agent.n_steps=256", "labrl agent.learning_rate=1e-3", "agent=penalty_ppo agent.penalty=1")
 """Endings of commands that a page shows as examples of refused input."""
@@ -241,10 +234,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_site_has_every_page(site: Path) -> None:
-    assert len(list(site.rglob("*.html"))) > len(PAGES)
-
-
 def test_site_opened_as_files_can_be_searched_and_requests_nothing_from_the_network(site: Path) -> None:
     """Regression test: the search was missing, because browsers start no workers on such pages."""
     requests: list[str] = []
@@ -266,12 +255,6 @@ def test_figures_of_speed_in_readme_and_changelog_are_measurements() -> None:
         assert set(said) <= measured, name
 
 
-def test_readme_counts_the_agents() -> None:
-    agents = {file.stem for file in (ROOT / "configs" / "agent").glob("*.yaml")} - {"random"}
-    assert f"any of {len(agents)} agents" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert agents <= set(re.findall(r"`(\w+)`", text("agents/README.md")))
-
-
 def test_every_page_is_listed_in_the_readme_of_its_folder() -> None:
     for kind in ("how-to", "explanation", "reference", "agents"):
         listed = set(re.findall(r"\]\(([\w-]+\.md)\)", text(f"{kind}/README.md")))
@@ -288,11 +271,6 @@ def test_commands_page_lists_every_option(capsys: pytest.CaptureFixture[str]) ->
             assert all(option in page for option in options), name
 
 
-def test_enjoy_table_lists_every_override() -> None:
-    overrides = set(re.findall(r"^\| `(\w+)=", text("how-to/play.md"), re.MULTILINE))
-    assert overrides == {field.name for field in fields(EnjoyRequest)} - {"which", "choices"}
-
-
 @pytest.mark.parametrize("agent", ["penalty_ppo", "baseline_reinforce"])
 def test_tutorial_shows_the_files_of_the_example_agents(agent: str) -> None:
     shown = re.findall(r"```(?:python|yaml)\n(.*?)```", text("tutorial/own-agent.md"), re.DOTALL)
@@ -300,54 +278,29 @@ def test_tutorial_shows_the_files_of_the_example_agents(agent: str) -> None:
     assert (DOCS / "examples" / "agent" / f"{agent}.yaml").read_text() in shown
 
 
+SMALL = ["agent.horizon=50", "agent.batch_size=50", "agent.network.torso.mlp.hidden=[8]", "env.num_envs=1"]
+
+
 @pytest.mark.parametrize(
-    "overrides",
-    [["agent=baseline_reinforce"], ["agent=penalty_ppo", "preset=none", "agent.horizon=64"]],
-    ids=["baseline_reinforce", "penalty_ppo"],
+    ("overrides", "term"),
+    [
+        (["agent=baseline_reinforce", "env.num_envs=4"], None),
+        (["agent=penalty_ppo", "preset=none", *SMALL], "agent.penalty_coef=0"),
+        (["agent=rnd_ppo", "preset=none", *SMALL], "agent.novelty_coef=0"),
+    ],
+    ids=str,
 )
-def test_tutorial_agent_resumes_exactly(overrides: list[str]) -> None:
-    agent = ["--config-dir", str(DOCS / "examples"), *overrides, "env.num_envs=4", *QUIET, "seed=1"]
-    assert cli.main([*agent, "env.max_frame=6000", "hydra.run.dir=runs/whole"]) == 0
-    assert cli.main([*agent, "env.max_frame=3100", "hydra.run.dir=runs/parts"]) == 0
-    assert cli.main(["+resume=runs/parts", "env.max_frame=6000"]) == 0
+def test_example_agent_resumes_exactly_and_its_term_changes_what_is_learned(
+    overrides: list[str], term: str | None
+) -> None:
+    agent = ["--config-dir", str(DOCS / "examples"), *overrides, *QUIET, "seed=1"]
+    assert cli.main([*agent, "env.max_frame=2800", "hydra.run.dir=runs/whole"]) == 0
+    assert cli.main([*agent, "env.max_frame=1720", "hydra.run.dir=runs/parts"]) == 0
+    assert cli.main(["+resume=runs/parts", "env.max_frame=2800"]) == 0
     assert differences(Path("runs/parts"), Path("runs/whole")) == []
-
-
-def test_example_with_its_own_optimizer_resumes_exactly_and_changes_what_is_learned() -> None:
-    small = [
-        "agent.horizon=50",
-        "agent.batch_size=50",
-        "agent.network.torso.mlp.hidden=[8]",
-        "env.num_envs=1",
-    ]
-    agent = ["--config-dir", str(DOCS / "examples"), "agent=rnd_ppo", "preset=none", *small, *QUIET, "seed=1"]
-    assert cli.main([*agent, "env.max_frame=280", "hydra.run.dir=runs/whole"]) == 0
-    assert (
-        cli.main([*agent, "env.max_frame=170", "hydra.run.dir=runs/parts"]) == 0
-    )  # in the middle of a rollout
-    assert cli.main(["+resume=runs/parts", "env.max_frame=280"]) == 0
-    assert differences(Path("runs/parts"), Path("runs/whole")) == []
-    assert cli.main([*agent, "agent.novelty_coef=0", "env.max_frame=280", "hydra.run.dir=runs/off"]) == 0
-    assert differences(Path("runs/off"), Path("runs/whole"))
-
-
-def test_term_of_the_tutorial_agent_is_a_column_and_changes_what_is_learned() -> None:
-    rows = {}
-    for weight in ("0", "5"):
-        agent = ["--config-dir", str(DOCS / "examples"), "agent=penalty_ppo", f"agent.penalty_coef={weight}"]
-        assert cli.main([*agent, "env.max_frame=4096", *QUIET, "seed=1", f"hydra.run.dir=run{weight}"]) == 0
-        with open(f"run{weight}/session_0/train.csv", newline="") as file:
-            rows[weight] = list(csv.DictReader(file))[-1]
-    assert float(rows["0"]["penalty"]) == 0 != float(rows["5"]["penalty"])
-    assert rows["0"]["weight_norm"] != rows["5"]["weight_norm"]
-
-
-def test_comparison_of_the_tutorial_differs_in_the_term_alone() -> None:
-    folder = DOCS / "examples"
-    both = [dict(walk(to_plain(compose([f"agent={one}", "env=lunar_lander"], folder)))) for one in AGENTS]
-    differing = {key for key in both[0] | both[1] if both[0].get(key) != both[1].get(key)}
-    leaves = {key for key in differing if not any(other.startswith(f"{key}.") for other in differing)}
-    assert leaves - {""} == {"agent._target_", "agent.penalty_coef"}
+    if term:
+        assert cli.main([*agent, term, "env.max_frame=2800", "hydra.run.dir=runs/off"]) == 0
+        assert differences(Path("runs/off"), Path("runs/whole"))
 
 
 def test_example_callback_writes_its_log() -> None:
@@ -357,17 +310,3 @@ def test_example_callback_writes_its_log() -> None:
     frames = [int(line.split()[0]) for line in log.read_text().splitlines()]
     assert frames[-1] >= 4000
     assert len(frames) == 8
-
-
-def test_misspelt_option_of_a_user_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing"]
-    assert cli.main([*overrides, "+agent.nois=1"]) == WRONG_INPUT
-    error = capsys.readouterr().err
-    assert "agent.nois" in error
-    assert "agent.noise?" in error
-
-
-def test_user_agent_refuses_unsupported_environments(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing", "env=pendulum"]
-    assert cli.main([*overrides, *QUIET]) == WRONG_INPUT
-    assert "agent=hill_climbing" in capsys.readouterr().err

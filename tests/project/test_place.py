@@ -21,6 +21,8 @@ from labrl.experiment.search.study import open_storage, own_url
 from labrl.processes.startup import name_user_and_home
 from labrl.run.experiment import STUDY_FILE
 
+QUIET = ["wandb=disabled", "meta.report=false", "meta.videos=false"]
+
 
 @pytest.mark.extended
 def test_processes_start_when_the_path_of_tmpdir_is_long(tmp_path: Path) -> None:
@@ -29,18 +31,8 @@ def test_processes_start_when_the_path_of_tmpdir_is_long(tmp_path: Path) -> None
     with pytest.raises(OSError, match="path too long"), socket.socket(socket.AF_UNIX) as own:
         own.bind(str(folder))
     overrides = ["agent=dqn", "env.num_envs=2", "env.max_frame=300", "agent.learning_starts=100", "seed=1"]
-    overrides += [
-        "env.vectorization=async",
-        "meta/async_unroll=on",
-        "meta.rigorous_eval=1",
-        "meta.async_eval=true",
-    ]
-    overrides += [
-        "meta.report=false",
-        "meta.videos=false",
-        "wandb=disabled",
-        f"hydra.run.dir={tmp_path / 'run'}",
-    ]
+    overrides += ["env.vectorization=async", "meta/async_unroll=on"]
+    overrides += ["meta.rigorous_eval=1", "meta.async_eval=true", *QUIET, f"hydra.run.dir={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "labrl", *overrides]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(folder)}, check=True)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
@@ -52,17 +44,14 @@ def test_run_dir_with_parent_parts_creates_no_other_folder(
 ) -> None:
     """Regression test: Hydra also created `a` of a path `a/../b`, and a refused command left it behind."""
     monkeypatch.chdir(tmp_path)
-    tiny = ["agent=random", "env.max_frame=64", "meta.report=false", "meta.videos=false", "wandb=disabled"]
+    tiny = ["agent=random", "env.max_frame=64", *QUIET]
     assert labrl.cli.main(["agent.lr=abc", "hydra.run.dir=${env.name}x/../run"]) == 2
     assert list(tmp_path.iterdir()) == []
     assert labrl.cli.main([*tiny, "hydra.run.dir=${env.name}x/../run"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-REFUSED = ("agent.lr=abc", "agent=dqn env=pendulum", "-m seed=1,2 agent.lr=abc")
-
-
-@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("line", ["agent.lr=abc", "-m seed=1,2 agent.lr=abc"])
 @pytest.mark.parametrize("folder", ["", "a/b/c"])
 def test_refused_command_neither_creates_nor_deletes_folders(
     line: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,16 +73,8 @@ def test_unknown_user_gets_a_name_and_a_private_home(tmp_path: Path, monkeypatch
     def unknown(uid: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
-    for name in (
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "LNAME",
-        "USERNAME",
-        "NETRC",
-        "WANDB_API_KEY",
-        "WANDB_CONFIG_DIR",
-    ):
+    names = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME", "NETRC", "WANDB_API_KEY", "WANDB_CONFIG_DIR")
+    for name in names:
         monkeypatch.setenv(name, "")  # registers the old value, so that it is restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
@@ -111,8 +92,7 @@ def test_workers_need_no_shared_memory(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", no_shared_memory)
     overrides = ["agent=random", "env.num_envs=2", "env.max_frame=100", "env.vectorization=async"]
-    quiet = ["wandb=disabled", "meta.report=false", "meta.videos=false"]
-    assert labrl.train([*overrides, *quiet, f"hydra.run.dir={tmp_path / 'run'}"]).exit_code == 0
+    assert labrl.train([*overrides, *QUIET, f"hydra.run.dir={tmp_path / 'run'}"]).exit_code == 0
 
 
 def test_study_is_stored_in_a_folder_with_special_characters(tmp_path: Path) -> None:

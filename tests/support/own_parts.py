@@ -10,18 +10,10 @@ import gymnasium as gym
 from labrl.agents.agent import Agent
 from labrl.agents.parts.exploration import ExplorationTraits, NetworkNoise
 from labrl.agents.random import RandomAgent
-from labrl.memory.replay import Replay
 
 
 class Raises:
     """A part of any kind that raises an error when it is created."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        raise RuntimeError("no licence")
-
-
-class RaisesReplay(Replay):
-    """A replay buffer that raises an error when it is created."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         raise RuntimeError("no licence")
@@ -38,20 +30,10 @@ class NoSpaces(gym.Env[Any, Any]):
     """An environment without observation and action spaces."""
 
 
-class RaisingExploration(NetworkNoise):
+class RaisingExploration(Raises, NetworkNoise):
     """An exploration that raises an error when it is created."""
 
     TRAITS = ExplorationTraits()
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        raise RuntimeError("no licence")
-
-
-class RaisingAgent(RandomAgent):
-    """An agent that raises an error when it is created."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        raise RuntimeError("no licence")
 
 
 class Empty(Agent):

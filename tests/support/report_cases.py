@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from run_cases import config_with
+from run_cases import config_with, write_run, write_session
 
 from labrl.analysis.report.build import build
 from labrl.run.atomic import write_json
@@ -25,15 +25,12 @@ COLUMNS = (
     "loss_value",
     "entropy",
     "kl",
-    "clip_fraction",
-    "grad_norm",
     "explained_variance",
+    "grad_norm",
     "value_mean",
-    "value_std",
     "lr",
-    "weight_norm",
 )
-"""Columns of PPO's training table beside those of the clock and the returns."""
+"""Columns of a training table beside those of the clock and the returns."""
 
 
 def training(rows: int, to: float, noise: int, frames: int = 10_000_000) -> dict[str, np.ndarray]:
@@ -85,30 +82,19 @@ def write_long_run(
     rows: number of rows per session. changes: changes of the configuration, as `config_with` takes them.
     """
     config = config_with(**{"meta__max_session": sessions, "agent___target_": f"labrl.{agent}"} | changes)
-    run = Run.create(path)
-    run.set_status("finished")
-    run.config_yaml.write_text(yaml.safe_dump(config))
+    run = Run(write_run(path, [], config=config, agent=agent))
     run.overrides_yaml.write_text(yaml.safe_dump(list(typed)))
-    provenance = {"overrides": list(typed), "choices": {"agent": agent, "env": config["env"]["name"]}}
-    facts = {"seed": config["seed"], "packages": {"labrl": "0.1.0"}, "config": config}
-    write_json(run.provenance_json, {**provenance, **facts})
+    write_json(run.provenance_json, {**json.loads(run.provenance_json.read_text()), "overrides": list(typed)})
     for index in range(sessions):
         folder, table = run.session(index), training(rows, to, 1000 * noise + index)
         write_table(folder.train_csv, table)
         write_table(folder.eval_csv, {name: values[4::5] for name, values in table.items()})
-        result = {
-            "index": index,
-            "seed": 1000 * noise + index,
-            "status": "finished",
-            "frame": int(table["frame"][-1]),
-            "wall": float(table["wall"][-1]),
-            "episodes": 5000,
-            "return_mean": float(table["return_mean"][-1]),
-            "return_std": 2.0,
-            "best_return": float(table["return_mean"].max()),
-            "error": None,
-        }
-        write_json(folder.result_json, result)
+        returns, facts = (
+            table["return_mean"],
+            {"seed": 1000 * noise + index, "wall": float(table["wall"][-1])},
+        )
+        facts |= {"frame": int(table["frame"][-1]), "best_return": float(returns.max())}
+        write_session(run, index, [], return_mean=float(returns[-1]), **facts)
     return path
 
 
