@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from agent_cases import BOX, CHOICES, DISCRETE, SWITCHES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from on_policy_cases import BOX, CHOICES, DISCRETE, SWITCHES
 from torch import Tensor
 
 from labrl.agents.parts.action_values import quantile_huber_loss
