@@ -86,8 +86,8 @@ def use(kind: type, agent: str, observation: str) -> None:
     options = None if config is None else with_option(config)
     player, other = (make(kind, agent, observation, options) for _ in range(2))
     assert agent == "random" or player.config.own == 0.5
-    world = Noise(OBSERVATIONS[observation])
-    assert play(player, player.clock, world, STEPS[observation]) > 0 or agent == "random"
+    world, clock = Noise(OBSERVATIONS[observation]), getattr(player, "clock", Clock(10**6))
+    assert play(player, clock, world, STEPS[observation]) > 0 or agent == "random"
     player.evaluation_action(Observation(world.observation), np.random.default_rng(0))
     player.metrics()
     other.load_state_dict(player.state_dict())
