@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from agent_cases import BOX, DISCRETE, VECTOR, build, disturb
 from first_updates import (
     layers,
     learn_from_rollout,
@@ -16,7 +17,6 @@ from first_updates import (
     random_rollout,
     recipe,
 )
-from replay_actor_critic_cases import BOX, CHOICE, VECTOR, build, disturb
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
@@ -117,9 +117,9 @@ def test_first_update_equals_that_of_cleanrl_ppo(name: str, monkeypatch: pytest.
     torch.manual_seed(0)
     images, discrete = name == "ppo_atari", name != "ppo_continuous"
     clip, (ent_coef, lr, epochs) = 0.1 if images else 0.2, (0.01, 2.5e-4, 4) if discrete else (0.0, 3e-4, 10)
-    space, action_space = IMAGES if images else VECTOR, CHOICE if discrete else BOX
+    space, action_space = IMAGES if images else VECTOR, DISCRETE if discrete else BOX
     small = ["agent.horizon=4", "env.num_envs=4", "agent.batch_size=16"]
-    agent, _, _ = build(recipe(f"cleanrl/{name}", *small), action_space, space)
+    agent, _, _ = build(recipe(f"cleanrl/{name}", *small), observation=space, action=action_space)
     network = agent.modules()["actor_critic"]
     assert_initialized_like_cleanrl(network)
     disturb(agent)
@@ -167,7 +167,7 @@ def test_first_update_equals_that_of_cleanrl_ppo(name: str, monkeypatch: pytest.
 def test_first_update_equals_that_of_cleanrl_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     small = ["agent.memory.capacity=1000", "agent.memory.storage=ram", "agent.learning_starts=40"]
-    agent, _, _ = build(recipe("cleanrl/dqn_atari", *small), CHOICE, IMAGES, num_envs=1)
+    agent, _, _ = build(recipe("cleanrl/dqn_atari", *small), observation=IMAGES, action=DISCRETE, num_envs=1)
     disturb(agent)
     networks = agent.modules()
     theirs, target = (nn.Sequential(*convolutions(), nn.Linear(512, 3)) for _ in range(2))

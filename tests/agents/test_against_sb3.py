@@ -16,26 +16,23 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import build as build_dqn
-from dqn_cases import config_of as dqn_config
+from agent_cases import build, disturb, made_up
 from first_updates import (
+    layers,
     learn_from_rollout,
     learn_from_transitions,
     num_parameters,
     random_rollout,
     recipe,
 )
-from replay_actor_critic_cases import build, config_of, disturb, made_up
 from torch import Tensor, nn
 
 from labrl.config import config_folder
-from labrl.config.compose import compose, resolve
 from labrl.memory import Minibatch
 from labrl.schedules import value_at
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3")
 from stable_baselines3.common.logger import configure  # noqa: E402
-from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike  # noqa: E402
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBufferSamples  # noqa: E402
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -53,17 +50,10 @@ class Spaces(gym.Env):
         self.action_space, self.observation_space = action_space, observation_space
 
 
-def sb3_agent(kind: Any, action: gym.Space, hidden: Any, **options: Any) -> Any:
+def sb3_agent(kind: Any, action: gym.Space, **options: Any) -> Any:
     """Build an agent of Stable-Baselines3; its default learning rate of 0 leaves all weights unchanged."""
     env: Any = sb3.common.vec_env.DummyVecEnv([lambda: Spaces(action)])
-    model = kind(
-        "MlpPolicy",
-        env,
-        learning_rate=options.pop("learning_rate", 0.0),
-        device="cpu",
-        policy_kwargs={"net_arch": hidden, **options.pop("policy", {})},
-        **options,
-    )
+    model = kind("MlpPolicy", env, device="cpu", **{"learning_rate": 0.0, **options})
     model.set_logger(configure(format_strings=[]))
     return model
 
@@ -75,13 +65,8 @@ def logged(model: Any, name: str) -> float:
 
 def copy_layers(own: list[nn.Module], other: nn.Module) -> None:
     """Copy the weights of the layers `own` in order into the linear layers of `other`."""
-    layers = [module for module in other.modules() if isinstance(module, nn.Linear)]
-    for mine, yours in zip(own, layers, strict=True):
+    for mine, yours in zip(own, layers(other), strict=True):
         yours.load_state_dict(mine.state_dict())
-
-
-def linear(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if isinstance(part, nn.Linear)]
 
 
 def gradients_at_steps(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
@@ -106,7 +91,7 @@ def assert_gradients(own: list[nn.Module], given: list[Tensor]) -> None:
 def assert_weights(pairs: list[tuple[nn.Module, nn.Module]]) -> None:
     """Compare the linear layers of each module of labrl with those of a module of Stable-Baselines3."""
     for own, other in pairs:
-        for mine, yours in zip(linear(own), linear(other), strict=True):
+        for mine, yours in zip(layers(own), layers(other), strict=True):
             torch.testing.assert_close(mine.state_dict(), yours.state_dict(), **CLOSE)
 
 
@@ -115,12 +100,6 @@ def as_replay(batch: Any, action: Tensor) -> ReplayBufferSamples:
     return ReplayBufferSamples(
         batch.observation, action, batch.next_observation, ended, batch.reward.unsqueeze(1)
     )
-
-
-def continuous_batch(gamma: float = 0.9) -> Any:
-    whole = made_up(BOX)
-    discount = torch.where(whole.discount == 0, 0.0, gamma)
-    return replace(whole, discount=discount, weight=torch.ones_like(whole.weight))
 
 
 def layers_of(critics: Any) -> list[list[nn.Module]]:
@@ -143,130 +122,80 @@ def copy_critics(agent: Any, model: Any) -> None:
     modules = agent.modules()
     following = modules["target"] if "target" in modules else modules["target_critics"]
     for critics, other in ((modules["critics"], model.critic), (following, model.critic_target)):
-        for i, layers in enumerate(layers_of(critics)):
-            copy_layers(layers, getattr(other, f"qf{i}"))
+        for i, each in enumerate(layers_of(critics)):
+            copy_layers(each, getattr(other, f"qf{i}"))
 
 
-def critic_layers(agent: Any) -> list[nn.Module]:
-    return [layer for layers in layers_of(agent.modules()["critics"]) for layer in layers]
-
-
-@pytest.mark.parametrize("defaults", [False, True], ids=["small", "recipe"])
-def test_sac_losses_and_gradients_equal_those_of_sb3(defaults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if defaults:
-        config, batch = recipe("sb3/sac", "agent.memory.capacity=1000"), continuous_batch(0.99)
-        model = sb3_agent(sb3.SAC, BOX, None)
-    else:
-        config, batch = config_of("sac", "agent.initial_temperature=0.7"), continuous_batch()
-        model = sb3_agent(sb3.SAC, BOX, [16, 16], ent_coef="auto_0.7", gamma=0.9)
-    agent, _, _ = build(config, BOX)
-    disturb(agent)
-    copy_critics(agent, model)
-    policy = agent.modules()["policy"]
-    assert num_parameters(policy) == num_parameters(model.actor)
-    assert num_parameters(agent.modules()["critics"]) == num_parameters(model.critic)
-    copy_layers(linear(policy.torso), model.actor.latent_pi)
-    last = linear(policy.outputs)[0]
-    with torch.no_grad():
-        for rows, head in ((slice(0, 2), model.actor.mu), (slice(2, 4), model.actor.log_std)):
-            head.weight.copy_(last.weight[rows])
-            head.bias.copy_(last.bias[rows])
-    # Stable-Baselines3 adds epsilon inside the logarithm of the tanh correction; the true density has none.
-    monkeypatch.setattr(model.actor.action_dist, "epsilon", 0.0)
-    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action))
-    of_critics, of_policy = (
-        gradients_at_steps(model.critic.optimizer),
-        gradients_at_steps(model.actor.optimizer),
-    )
-    torch.manual_seed(0)
-    model.train(1, batch_size=16)
-
-    torch.manual_seed(0)
-    here, following = (torch.normal(torch.zeros(16, 2), torch.ones(16, 2)) for _ in range(2))
-    loss, _ = agent.critic_loss(agent.modules()["critics"], replace(batch, noise=following))
-    loss.backward()
-    assert loss.item() == pytest.approx(logged(model, "critic_loss"), rel=1e-5)
-    assert_gradients(critic_layers(agent), of_critics[0])
-    loss, (_, entropy) = agent.policy_loss(policy, replace(batch, noise=here))
-    loss.backward()
-    assert loss.item() == pytest.approx(logged(model, "actor_loss"), rel=1e-5)
-    weight, bias = (torch.cat([of_policy[0][4 + i], of_policy[0][6 + i]]) for i in (0, 1))
-    assert_gradients([*linear(policy.torso), last], [*of_policy[0][:4], weight, bias])
-    assert model.target_entropy == agent.metrics()["target_entropy"] == -2
-    temperature_loss = float(model.log_ent_coef.detach()) * (float(entropy) + 2)
-    assert temperature_loss == pytest.approx(logged(model, "ent_coef_loss"), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["td3", "ddpg", "sb3/td3"])
-def test_td3_and_ddpg_losses_and_gradients_equal_those_of_sb3(
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_losses_and_gradients_of_sac_and_td3_equal_those_of_sb3(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "sb3/td3":
-        config, batch = recipe(name, "agent.memory.capacity=1000"), continuous_batch(0.99)
-        model = sb3_agent(sb3.TD3, BOX, None, policy_delay=1)
-    else:
-        config, batch = config_of(name), continuous_batch()
-        options = {"policy_delay": 1} if name == "td3" else {}
-        model = sb3_agent(getattr(sb3, name.upper()), BOX, [16, 16], gamma=0.9, **options)
-    agent, _, _ = build(config, BOX)
+    agent, _, _ = build(recipe(f"sb3/{name}", "agent.memory.capacity=1000"), action=BOX)
+    model = sb3_agent(getattr(sb3, name.upper()), BOX, **({"policy_delay": 1} if name == "td3" else {}))
     disturb(agent)
     copy_critics(agent, model)
-    assert num_parameters(agent.modules()["policy"]) == num_parameters(model.actor)
-    assert num_parameters(agent.modules()["critics"]) == num_parameters(model.critic)
-    for own, other in (("policy", model.actor), ("target_policy", model.actor_target)):
-        copy_layers(linear(agent.modules()[own]), other.mu)
+    policy, critics = agent.modules()["policy"], agent.modules()["critics"]
+    assert num_parameters(policy) == num_parameters(model.actor)
+    assert num_parameters(critics) == num_parameters(model.critic)
+    if name == "sac":
+        copy_layers(layers(policy.torso), model.actor.latent_pi)
+        last = layers(policy.outputs)[0]
+        with torch.no_grad():
+            for rows, head in ((slice(0, 2), model.actor.mu), (slice(2, 4), model.actor.log_std)):
+                head.weight.copy_(last.weight[rows])
+                head.bias.copy_(last.bias[rows])
+        # Stable-Baselines3 adds epsilon inside the logarithm of the tanh correction; the density has none.
+        monkeypatch.setattr(model.actor.action_dist, "epsilon", 0.0)
+    else:
+        for own, other in (("policy", model.actor), ("target_policy", model.actor_target)):
+            copy_layers(layers(agent.modules()[own]), other.mu)
+    batch = made_up(BOX)
+    discount = torch.where(batch.discount == 0, 0.0, 0.99)
+    batch = replace(batch, discount=discount, weight=torch.ones_like(batch.weight))
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action))
-    of_critics, of_policy = (
-        gradients_at_steps(model.critic.optimizer),
-        gradients_at_steps(model.actor.optimizer),
-    )
+    of_critics, of_policy = map(gradients_at_steps, (model.critic.optimizer, model.actor.optimizer))
     torch.manual_seed(0)
     model.train(1, batch_size=16)
 
     torch.manual_seed(0)
-    noise = torch.empty(16, 2).normal_(0, 0.2).clamp(-0.5, 0.5) if name != "ddpg" else None
-    loss, _ = agent.critic_loss(agent.modules()["critics"], replace(batch, noise=noise))
+    noises = [torch.normal(torch.zeros(16, 2), torch.ones(16, 2)) for _ in range(2)]
+    if name == "td3":
+        torch.manual_seed(0)
+        noises = [noises[0], torch.empty(16, 2).normal_(0, 0.2).clamp(-0.5, 0.5)]
+    loss, _ = agent.critic_loss(critics, replace(batch, noise=noises[1]))
     loss.backward()
     assert loss.item() == pytest.approx(logged(model, "critic_loss"), rel=1e-5)
-    assert_gradients(critic_layers(agent), of_critics[0])
-    policy = agent.modules()["policy"]
-    loss, _ = agent.policy_loss(policy, batch)
+    assert_gradients([layer for each in layers_of(critics) for layer in each], of_critics[0])
+    loss, means = agent.policy_loss(policy, replace(batch, noise=noises[0]))
     loss.backward()
     assert loss.item() == pytest.approx(logged(model, "actor_loss"), rel=1e-5)
-    assert_gradients(linear(policy), of_policy[0])
+    expected = of_policy[0]
+    if name == "sac":  # two heads of Stable-Baselines3 are one of labrl
+        expected = [*expected[:4], *(torch.cat([expected[4 + i], expected[6 + i]]) for i in (0, 1))]
+        assert model.target_entropy == agent.metrics()["target_entropy"] == -2
+        temperature_loss = float(model.log_ent_coef.detach()) * (float(means[1]) + 2)
+        assert temperature_loss == pytest.approx(logged(model, "ent_coef_loss"), rel=1e-5)
+    assert_gradients(layers(policy), expected)
 
 
-@pytest.mark.parametrize("defaults", [False, True], ids=["small", "recipe"])
-def test_dqn_loss_and_gradients_equal_those_of_sb3(defaults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if defaults:
-        config = recipe("sb3/dqn", "agent.batch_size=16", "agent.memory.capacity=1000")
-        model = sb3_agent(sb3.DQN, CHOICE, None, gamma=0.9, learning_rate=1e-4)
-    else:
-        config = dqn_config("dqn", "agent.batch_size=16", "agent.lr=0", "agent.max_grad_norm=null")
-        model = sb3_agent(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
-    agent, _, _ = build_dqn(config, Spaces.observation_space, actions=3)
+def test_first_update_of_dqn_equals_that_of_sb3(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = recipe("sb3/dqn", "agent.batch_size=16", "agent.memory.capacity=1000")
+    model = sb3_agent(sb3.DQN, CHOICE, gamma=0.9, learning_rate=1e-4)
+    agent, _, _ = build(config, observation=Spaces.observation_space, action=CHOICE)
     disturb(agent)
     network, target = agent.modules()["q_network"], agent.modules()["target"]
     assert num_parameters(network) == num_parameters(model.q_net)
     for own, other in ((network, model.q_net), (target, model.q_net_target)):
-        copy_layers(linear(own), other)
+        copy_layers(layers(own), other)
     batch = made_up(CHOICE)
-    monkeypatch.setattr(
-        model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action.unsqueeze(1))
-    )
+    given = as_replay(batch, batch.action.unsqueeze(1))
+    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: given)
     seen = gradients_at_steps(model.policy.optimizer)
     model.train(1, batch_size=16)
     learn_from_transitions(agent, batch, monkeypatch)
     assert agent.metrics()["loss"] == pytest.approx(logged(model, "loss"), rel=1e-5)
-    assert_gradients(linear(network), seen[0])
+    assert_gradients(layers(network), seen[0])
     assert_weights([(network, model.q_net)])
-
-
-ON_POLICY = ["preset=none", "agent/network=mlp", "agent.network.torso.hidden=[16,16]"]
-ON_POLICY += ["agent.network.shared=false", "agent.horizon=4", "env.num_envs=4"]
-PPO = ["agent.batch_size=16", "agent.epochs=1", "agent.lr=0", "agent.max_grad_norm=null"]
-PPO += ["agent.normalize_advantage=false", "agent.clip_range=0.2", "agent.entropy_coef=0.01"]
-SEPARATE_NETWORKS = {"pi": [16, 16], "vf": [16, 16]}
 
 
 def parts_of(network: Any, policy: Any) -> list[tuple[nn.Module, nn.Module]]:
@@ -279,7 +208,7 @@ def parts_of(network: Any, policy: Any) -> list[tuple[nn.Module, nn.Module]]:
 
 def copy_actor_critic(network: Any, policy: Any) -> None:
     for own, other in parts_of(network, policy):
-        copy_layers(linear(own), other)
+        copy_layers(layers(own), other)
     if hasattr(policy, "log_std"):
         policy.log_std.data.copy_(network.policy_head.log_std[0])
 
@@ -294,74 +223,6 @@ def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Miniba
 
     monkeypatch.setattr(model.rollout_buffer, "get", minibatches)
     return rollout
-
-
-@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_ppo_losses_and_gradients_equal_those_of_sb3(
-    action: gym.Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, _, _ = build(resolve(compose(["agent=ppo", *ON_POLICY, *PPO])), action)
-    disturb(agent)
-    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "normalize_advantage": False}
-    options |= {"clip_range": 0.2, "ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 1e9}
-    model = sb3_agent(sb3.PPO, action, SEPARATE_NETWORKS, **options)
-    network = agent.modules()["actor_critic"]
-    copy_actor_critic(network, model.policy)
-    rollout = rollout_of(made_up(action, seed=2), model, monkeypatch)
-    seen = gradients_at_steps(model.policy.optimizer)
-    model._current_progress_remaining = 1.0
-    model.train()
-
-    learn_from_rollout(agent, rollout, SEEN, monkeypatch)
-    own = agent.metrics()
-    assert own["loss_policy"] == pytest.approx(logged(model, "policy_gradient_loss"), rel=1e-5)
-    assert 2 * own["loss_value"] == pytest.approx(logged(model, "value_loss"), rel=1e-5)
-    assert -own["entropy"] == pytest.approx(logged(model, "entropy_loss"), rel=1e-5)
-    assert own["clip_fraction"] == pytest.approx(logged(model, "clip_fraction"))
-    assert own["kl"] == pytest.approx(logged(model, "approx_kl"), rel=1e-4)
-    if action is BOX:
-        log_std = network.policy_head.log_std.grad
-        torch.testing.assert_close(log_std[0], seen[0].pop(0), **CLOSE)
-    parts = (network.policy_torso, network.value_torso, network.policy_head, network.value_head)
-    assert_gradients([layer for part in parts for layer in linear(part)], seen[0])
-
-
-@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_a2c_weights_after_three_updates_equal_those_of_sb3(
-    action: gym.Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = [
-        "agent=a2c",
-        *ON_POLICY,
-        "agent/optimizer=rmsprop",
-        "agent.entropy_coef=0.01",
-        "agent.lr=7e-3",
-    ]
-    overrides += ["agent.optimizer.eps=1e-5"]
-    agent, _, _ = build(resolve(compose(overrides)), action)
-    disturb(agent)
-    options = {"ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 0.5, "gae_lambda": 1.0}
-    as_baselines = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
-    model = sb3_agent(sb3.A2C, action, SEPARATE_NETWORKS, learning_rate=7e-3, policy=as_baselines, **options)
-    # RMSpropTFLike starts the mean square of the gradients at 1, labrl starts it at 0.
-    for weight in model.policy.parameters():
-        model.policy.optimizer.state[weight] = {"step": 0, "square_avg": torch.zeros_like(weight)}
-    network = agent.modules()["actor_critic"]
-    copy_actor_critic(network, model.policy)
-    rollout = rollout_of(made_up(action, seed=2), model, monkeypatch)
-    model._current_progress_remaining = 1.0
-    before = [weight.detach().clone() for weight in network.parameters()]
-    for _ in range(3):
-        model.train()
-        learn_from_rollout(agent, rollout, SEEN, monkeypatch)
-    own = agent.metrics()
-    assert own["loss_policy"] == pytest.approx(logged(model, "policy_loss"), rel=1e-5)
-    assert 2 * own["loss_value"] == pytest.approx(logged(model, "value_loss"), rel=1e-5)
-    assert -own["entropy"] == pytest.approx(logged(model, "entropy_loss"), rel=1e-5)
-    assert_weights(parts_of(network, model.policy))
-    if action is BOX:
-        torch.testing.assert_close(network.policy_head.log_std[0], model.policy.log_std, **CLOSE)
-    assert all(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
 
 
 def lin(start: float) -> Callable[[float], float]:
@@ -395,8 +256,8 @@ ZOO: dict[str, dict[str, Any]] = {
     "lunar_lander": LANDER,
     "lunar_lander_continuous": LANDER,
 }
-"""Entries of `hyperparams/ppo.yml` of RL Baselines3 Zoo, by labrl's environment. Those of Pendulum and
-MountainCarContinuous use state-dependent exploration, which labrl does not have."""
+"""Entries of `hyperparams/ppo.yml` of RL Baselines3 Zoo, by labrl's environment, without those that use
+state-dependent exploration."""
 ABOUT_ENV = ("n_envs", "n_timesteps", "normalize")
 
 
@@ -477,16 +338,16 @@ def test_first_update_of_a_recipe_equals_that_of_sb3(name: str, monkeypatch: pyt
     action = BOX if name.endswith(("continuous", "walker", "a2c")) else CHOICE
     own_size = ["agent.batch_size=16"] if ppo else []
     config = recipe(name, "agent.horizon=4", "env.num_envs=4", *own_size)
-    agent, _, _ = build(config, action)
+    agent, _, _ = build(config, action=action)
     options = {
         key: value for key, value in values.items() if key not in (*ABOUT_ENV, "device", "policy_kwargs")
     }
     options |= {"n_steps": 16, **({"batch_size": 16} if ppo else {})}
-    model = sb3_agent(sb3.PPO if ppo else sb3.A2C, action, None, **options)
+    model = sb3_agent(sb3.PPO if ppo else sb3.A2C, action, **options)
     network = agent.modules()["actor_critic"]
     assert num_parameters(network) == num_parameters(model.policy)
     for own_part, other in parts_of(network, model.policy):
-        for mine, yours in zip(linear(own_part), linear(other), strict=True):
+        for mine, yours in zip(layers(own_part), layers(other), strict=True):
             scales = (torch.linalg.svdvals(layer.weight.detach()) for layer in (mine, yours))
             torch.testing.assert_close(*scales, rtol=1e-4, atol=1e-5)
     disturb(agent)
@@ -510,7 +371,7 @@ def test_first_update_of_a_recipe_equals_that_of_sb3(name: str, monkeypatch: pyt
 def test_recipes_have_the_networks_of_sb3_for_images(name: str) -> None:
     images = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     config = recipe(f"sb3/{name}", *(["agent.memory.capacity=100"] if name == "dqn" else []))
-    agent, _, _ = build(config, CHOICE, images, num_envs=1)
+    agent, _, _ = build(config, observation=images, action=CHOICE, num_envs=1)
     smaller = {"buffer_size": 100} if name == "dqn" else {}
     model = getattr(sb3, name.upper())("CnnPolicy", Spaces(CHOICE, images), device="cpu", **smaller)
     other = model.q_net if name == "dqn" else model.policy

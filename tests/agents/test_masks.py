@@ -10,32 +10,205 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from env_cases import gymnasium_node, own_env
-from exact_cases import SMALL, rows, state, unequal
+from agent_cases import build, config_of
+from env_cases import gymnasium_node
+from exact_cases import SMALL
 from masked_env import Doors
 from numpy.typing import NDArray
-from on_policy_cases import build, config_of
 from refusals import refused
+from restoring import changed_futures
 
 import labrl
 from labrl.agents.agent import Observation
 from labrl.agents.make import named_agents
 from labrl.agents.parts.action_values import ExpectedValue
-from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, Values, uniform_valid
+from labrl.agents.parts.exploration import uniform_valid
 from labrl.agents.random import uniform_actions
 from labrl.agents.sac import CategoricalPolicy
 from labrl.component import Component
-from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
-from labrl.envs.make import describe, gives_masks, make_env
+from labrl.envs.make import gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
-from labrl.errors import Code, EnvironmentFailedError, InputError
+from labrl.envs.vector import VectorEnv
+from labrl.errors import Code, EnvironmentFailedError
 from labrl.learning.compute import Compute
-from labrl.spaces import Spaces
 from labrl.step import Step
-from labrl.trial.contradictions import check_spaces
 
-AGENTS = (
+QUIET = ["meta=dev", "meta.max_session=1", "meta.report=false", "seed=5", "env.max_frame=400"]
+
+
+def doors(task: str = "masked_env.Doors", settings: Any = None, **make: Any) -> Component:
+    node = gymnasium_node(name="doors", make={"_target_": task, **make}, **(settings or {}))
+    return dataclass_of(Component, node, "env")
+
+
+def made(*given: Any, **more: Any) -> VectorEnv:
+    """Return an environment that has begun its first episodes."""
+    env = make_env(doors(*given, **more), seed=1, num_threads=1, num_envs=3)
+    env.reset()
+    return env
+
+
+def overrides(agent: str, **settings: Any) -> list[str]:
+    """Return the overrides of a small run of `agent` on Doors."""
+    env = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
+    env += [f"+env.make.{name}={value}" for name, value in settings.items()]
+    small = ["agent.self_imitation.batch_size=16"] if agent.startswith("sil") else []
+    return [f"agent={agent}", *env, *QUIET, *SMALL[str(config_of(agent).agent.target)], *small]
+
+
+@pytest.mark.parametrize(("style", "vectorization"), [("info", "sync"), ("dict", "async")])
+def test_each_step_returns_the_mask_of_the_next_action(style: str, vectorization: str) -> None:
+    env = made(style=style, settings={"vectorization": vectorization})
+    assert env.masked
+    assert env.observation_space == gym.spaces.Box(0, 1, (2,), np.float32)
+    kinds = set()
+    for _ in range(40):
+        before = env.action_mask
+        assert before is not None
+        assert before.any(1).all()
+        step = env.step(before.argmax(1) + 2)  # the environment rejects invalid actions
+        assert step.mask is not None
+        assert step.next_mask is not None
+        np.testing.assert_array_equal(step.mask, env.action_mask)
+        same = step.mask is step.next_mask
+        assert same == (not step.episode_over.any())
+        assert not step.next_mask[step.terminated].any()
+        assert step.next_mask[~step.terminated].any(1).all()
+        kinds |= {(bool(t), bool(o)) for t, o in zip(step.terminated, step.episode_over, strict=True)}
+    assert kinds == {(True, True), (False, True), (False, False)}
+    env.close()
+
+
+def test_masks_are_restored_with_the_episodes() -> None:
+    one, other = made(), made()
+    for _ in range(11):
+        one.step(first_valid(one))
+    other.load_state_dict(one.state_dict())
+    np.testing.assert_array_equal(one.action_mask, other.action_mask)
+    other.abandon(one.state_dict())
+    np.testing.assert_array_equal(one.action_mask, other.action_mask)
+    step = other.step(np.full(3, 2))
+    np.testing.assert_array_equal(step.next_mask, one.action_mask)
+    assert step.mask is not None
+    assert step.mask.any(1).all()
+
+
+def first_valid(env: VectorEnv) -> NDArray:
+    assert env.action_mask is not None
+    return env.action_mask.argmax(1) + 2
+
+
+def test_state_without_a_valid_action_raises_with_environment_and_frame() -> None:
+    env = made(broken=2, settings={"fresh_env_per_episode": False})
+    env.step(first_valid(env))
+    with refused("environment", "env.action_mask", "doors", "frame 6", kind=NoValidActionError):
+        env.step(first_valid(env))
+
+
+class Lookalike(gym.Wrapper):
+    """The environment without its mask in `info`, but with the method of Stable-Baselines3's MaskablePPO."""
+
+    def action_masks(self) -> NDArray:
+        return self._mask
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        self._mask = info.pop("action_mask")
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *rest, info = self.env.step(action if self._mask[action - 2] else self._mask.argmax() + 2)
+        self._mask = info.pop("action_mask")
+        return *rest, {}
+
+
+WRAPPED = "env.wrappers=[{_target_: test_masks.Lookalike}]"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ([], ["info['action_mask'] is used"]),
+        (["+env.make.style=dict"], ["observation['action_mask'] is used"]),
+        ([WRAPPED], ["none are used", "action_masks()"]),
+        ([WRAPPED, "env.action_mask=false"], []),
+    ],
+)
+def test_run_says_whether_masks_are_used(
+    more: list[str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labrl.train([*overrides("ppo"), *more, f"hydra.run.dir={tmp_path / 'run'}"])
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("action masks: ")]
+    assert len(said) == bool(named)
+    assert all(name in said[0] for name in named)
+
+
+def test_masks_can_be_ignored() -> None:
+    env = made(style="dict", settings={"action_mask": False})
+    assert not env.masked
+    assert env.reset().shape == (3, 2)
+    assert env.action_mask is None
+
+
+class GivenMasks(Doors):
+    """Environment whose mask is `first` at resets and `later` from step 3 on, even if these are no masks."""
+
+    def __init__(self, first: Any, later: Any = (0, 1, 1, 0), style: str = "info", box: bool = False) -> None:
+        super().__init__(style)
+        self._first, self._later = first, later
+        if box:
+            self.action_space = gym.spaces.Box(-1, 1, (4,))  # type: ignore[assignment]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return *self._step_shown(False, False), self._info
+
+    def _shown(self, over: bool) -> tuple[Any, dict[str, Any]]:
+        seen, _ = super()._shown(over)
+        given = self._later if self._steps > 2 else self._first
+        if self._style == "dict":
+            return {**seen, "action_mask": given}, {}
+        return seen, {} if given is None else {"action_mask": given}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "key", "named"),
+    [
+        ({"first": [0, -1e8, 0, 0]}, "environment", "env.action_mask", "[0, -100000000.0, 0, 0]"),
+        ({"first": [float("nan")] * 4}, "environment", "env.action_mask", "[nan"),
+        ({"first": ["1", "0", "1", "1"]}, "environment", "env.action_mask", "'0'"),
+        ({"first": [1, 1, 1]}, "environment", "env.action_mask", "4"),
+        ({"first": [0, -1e8, 0, 0], "style": "dict"}, "environment", "env.make", "['action_mask']"),
+        ({"first": [1, 1, 1, 1], "box": True}, "unsupported", "env.action_mask", "Box"),
+    ],
+)
+def test_unusable_mask_is_refused_before_a_run(
+    arguments: dict[str, Any], code: Code, key: str, named: str
+) -> None:
+    env = doors("test_masks.GivenMasks", **arguments)
+    with refused(code, key, named):
+        gives_masks(env)
+    env.config.action_mask = False
+    assert not gives_masks(env)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("first", "later"), [([1, 1, 1, 1], [0, -1e8, 0, 0]), (None, [1, 1, 1, 1])])
+def test_mask_that_becomes_invalid_or_appears_during_a_run_raises_an_error(
+    first: Any, later: list[float], vectorization: str
+) -> None:
+    settings = {"vectorization": vectorization, "fresh_env_per_episode": False}
+    env = made("test_masks.GivenMasks", settings, first=first, later=later)
+    for _ in range(2):
+        env.step(np.array([2, 2, 2]))
+    with refused("environment", "env", "step 3", "action_mask", kind=EnvironmentFailedError):
+        env.step(np.array([2, 2, 2]))
+    env.close()
+
+
+SUPPORTING = (
     "ppo",
     "a2c",
     "reinforce",
@@ -48,303 +221,26 @@ AGENTS = (
     "sac",
     "crossq",
 )
-QUIET = [
-    "meta.progress=false",
-    "meta.tensorboard=false",
-    "meta.videos=false",
-    "meta.report=false",
-    "wandb=disabled",
-    "seed=5",
-    "env.max_frame=400",
-    "meta.log_frequency=200",
-]
-
-
-OPTIONS = ("action_mask", "vectorization", "fresh_env_per_episode")
-
-
-def doors(**settings: Any) -> Component:
-    more = {name: settings.pop(name) for name in OPTIONS if name in settings}
-    make = {"_target_": "masked_env.Doors", **settings}
-    return dataclass_of(Component, gymnasium_node(name="doors", make=make, **more), "env")
-
-
-def overrides(agent: str, folder: Path, **settings: Any) -> list[str]:
-    """Return the overrides of a small run of `agent` on Doors."""
-    made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
-    made += [f"+env.make.{name}={value}" for name, value in settings.items()]
-    target = str(config_of(agent).agent.target)
-    small = ["agent.self_imitation.batch_size=16"] if agent.startswith("sil") else []
-    return [f"agent={agent}", *made, *QUIET, *SMALL[target], *small, f"hydra.run.dir={folder}"]
-
-
-def run(*given: str) -> Any:
-    return labrl.train(list(given), config_dir=Path(__file__).parent)
-
-
-@pytest.mark.parametrize("style", ["info", "dict"])
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_each_step_returns_the_mask_of_the_next_action(style: str, vectorization: str) -> None:
-    env = make_env(doors(style=style, vectorization=vectorization), seed=1, num_threads=1, num_envs=3)
-    try:
-        assert env.masked
-        assert env.observation_space == gym.spaces.Box(0, 1, (2,), np.float32)
-        env.reset()
-        kinds = set()
-        for _ in range(40):
-            before = env.action_mask
-            assert before is not None
-            assert before.any(1).all()
-            step = env.step(before.argmax(1) + 2)  # the environment rejects invalid actions
-            assert step.mask is not None
-            assert step.next_mask is not None
-            np.testing.assert_array_equal(step.mask, env.action_mask)
-            same = step.mask is step.next_mask
-            assert same == (not step.episode_over.any())
-            assert not step.next_mask[step.terminated].any()
-            assert step.next_mask[~step.terminated].any(1).all()
-            kinds |= {(bool(t), bool(o)) for t, o in zip(step.terminated, step.episode_over, strict=True)}
-        assert kinds == {(True, True), (False, True), (False, False)}
-    finally:
-        env.close()
-
-
-def test_masks_are_restored_with_the_episodes() -> None:
-    one, other = (make_env(doors(), seed=1, num_threads=1, num_envs=3) for _ in range(2))
-    one.reset()
-    for _ in range(11):
-        assert one.action_mask is not None
-        one.step(one.action_mask.argmax(1) + 2)
-    other.load_state_dict(one.state_dict())
-    np.testing.assert_array_equal(one.action_mask, other.action_mask)
-    state = one.state_dict()
-    other.abandon(state)
-    np.testing.assert_array_equal(one.action_mask, other.action_mask)
-    step = other.step(np.full(3, 2))
-    np.testing.assert_array_equal(step.next_mask, one.action_mask)
-    assert step.mask is not None
-    assert step.mask.any(1).all()
-
-
-def test_state_without_a_valid_action_raises_with_environment_and_frame() -> None:
-    env = make_env(doors(broken=2, fresh_env_per_episode=False), seed=1, num_threads=1, num_envs=3)
-    env.reset()
-    assert env.action_mask is not None
-    env.step(env.action_mask.argmax(1) + 2)
-    with refused("environment", "env.action_mask", "doors", "frame 6", kind=NoValidActionError):
-        env.step(env.action_mask.argmax(1) + 2)
-
-
-class Lookalike(gym.Wrapper):
-    """The environment without its mask in `info`, but with the method of Stable-Baselines3's MaskablePPO."""
-
-    def action_masks(self) -> NDArray:
-        return self._mask
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(**kwargs)
-        self._mask = info.pop("action_mask")
-        return observation, {"legal_moves": [2], "distance": 1.0}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        valid = action if self._mask[action - 2] else self._mask.argmax() + 2
-        *rest, info = self.env.step(valid)
-        self._mask = info.pop("action_mask")
-        return *rest, {}
-
-
-class Masked(gym.Wrapper):
-    """The wrapper in docs/how-to/environments.md."""
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(**kwargs)
-        return observation, {**info, "action_mask": self.env.get_wrapper_attr("action_masks")()}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        *rest, info = self.env.step(action)
-        return *rest, {**info, "action_mask": self.env.get_wrapper_attr("action_masks")()}
-
-
-def wrapped(*names: str, **settings: Any) -> list[str]:
-    listed = ",".join(f"{{_target_: {__name__}.{name}}}" for name in names)
-    return [f"env.wrappers=[{listed}]", *(f"{key}={value}" for key, value in settings.items())]
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("more", "named"),
+    ("agent", "settings"),
     [
-        ([], ["info['action_mask'] is used"]),
-        (["+env.make.style=dict"], ["observation['action_mask'] is used"]),
-        (wrapped("Lookalike"), ["none are used", "action_masks()"]),
-        (wrapped("Lookalike", "Masked"), ["info['action_mask'] is used"]),
-        (["env.action_mask=false", *wrapped("Lookalike")], []),
+        *((agent, {"style": "dict" if agent in ("a2c", "dqn") else "info"}) for agent in SUPPORTING),
+        *((agent, {"several": True}) for agent in ("ppo", "a2c", "random")),
     ],
 )
-def test_run_says_whether_masks_are_used(
-    more: list[str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(*overrides("ppo", tmp_path / "run"), *more)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("action masks: ")]
-    assert len(said) == bool(named)
-    for name in named:
-        assert name in said[0]
-
-
-def test_masks_can_be_ignored_and_must_fit_the_action_space() -> None:
-    env = make_env(doors(action_mask=False, style="dict"), seed=1, num_threads=1, num_envs=2)
-    assert not env.masked
-    assert env.reset().shape == (2, 2)
-    assert env.action_mask is None
-    assert describe(doors(style="dict"))[0] == gym.spaces.Box(0, 1, (2,), np.float32)
-    with refused("environment", "env.action_mask", "test_masks.Wrong", "4", "3"):
-        make_env(own_env(Wrong), seed=1, num_threads=1, num_envs=2)
-
-
-class GivenMasks(Doors):
-    """Environment whose mask is `first` at resets and `later` at steps, even if these are not valid masks."""
-
-    def __init__(self, first: Any, later: Any, style: str = "info", box: bool = False) -> None:
-        super().__init__(style)
-        self._first, self._later = first, later
-        if box:
-            self.action_space = gym.spaces.Box(-1, 1, (4,))  # type: ignore[assignment]
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._steps += 1
-        return *self._step_shown(False, False), self._info
-
-    def _shown(self, over: bool) -> tuple[Any, dict[str, Any]]:
-        seen, info = super()._shown(over)
-        given = self._later if self._steps else self._first
-        if self._style == "dict":
-            return {**seen, "action_mask": given}, {}
-        return seen, {} if given is None else {**info, "action_mask": given}
-
-
-def given_masks(**arguments: Any) -> Component:
-    make = {"_target_": "test_masks.GivenMasks", **arguments}
-    return dataclass_of(Component, gymnasium_node(name="given", make=make), "env")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "key", "named"),
-    [
-        ({"first": [0, -1e8, 0, 0]}, "environment", "env.action_mask", "[0, -100000000.0, 0, 0]"),
-        ({"first": [float("nan")] * 4}, "environment", "env.action_mask", "[nan"),
-        ({"first": "1011"}, "environment", "env.action_mask", "4"),
-        ({"first": ["1", "0", "1", "1"]}, "environment", "env.action_mask", "'0'"),
-        ({"first": [0, -1e8, 0, 0], "style": "dict"}, "environment", "env.make", "['action_mask']"),
-        ({"first": None}, "environment", "env.action_mask", "env.action_mask=false"),
-        ({"first": [1, 1, 1, 1], "box": True}, "unsupported", "env.action_mask", "Box"),
-    ],
-)
-def test_unusable_mask_is_refused_before_a_run(
-    arguments: dict[str, Any], code: Code, key: str, named: str
-) -> None:
-    env = given_masks(later=[0, 1, 1, 0], **arguments)
-    with refused(code, key, "test_masks.GivenMasks", named):
-        gives_masks(env)
-    env.config.action_mask = False
-    assert not gives_masks(env)
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("later", [[0, -1e8, 0, 0], [1, 1, 1, 1, 1]])
-def test_invalid_mask_during_a_run_raises_with_environment_and_step(
-    later: list[float], vectorization: str
-) -> None:
-    env = given_masks(first=[1, 1, 1, 1], later=later)
-    env.config.vectorization, env.config.fresh_env_per_episode = vectorization, False
-    vector = make_env(env, seed=0, num_threads=1, num_envs=2)
-    vector.reset()
-    with refused("environment", "env", "step 1", "action_mask", kind=EnvironmentFailedError):
-        vector.step(np.array([2, 2]))
-    vector.close()
-
-
-class Late(GivenMasks):
-    """Environment that returns masks only from its third step on."""
-
-    def __init__(self) -> None:
-        super().__init__(first=None, later=[1, 1, 1, 1])
-
-    def _shown(self, over: bool) -> tuple[Any, dict[str, Any]]:
-        seen, info = super()._shown(over)
-        return seen, info if self._steps > 2 else {}
-
-
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_mask_that_first_appears_during_a_run_raises_an_error(vectorization: str) -> None:
-    settings = {"vectorization": vectorization, "fresh_env_per_episode": False}
-    env = own_env(Late, **settings)
-    for enabled in (True, False):
-        env.config.action_mask = enabled
-        vector = make_env(env, seed=0, num_threads=1, num_envs=2)
-        vector.reset()
-        vector.step(np.array([2, 2]))
-        vector.step(np.array([2, 2]))
-        if enabled:
-            with refused("environment", "env", "step 3", "action_mask", kind=EnvironmentFailedError):
-                vector.step(np.array([2, 2]))
-        else:
-            vector.step(np.array([2, 2]))
-        vector.close()
-
-
-def test_mask_of_a_box_action_space_stays_in_the_observation() -> None:
-    env = given_masks(first=[1, 0, 1, 1], later=[1, 1, 0, 1], style="dict", box=True)
-    assert set(describe(env)[0]) == {"observation", "action_mask"}
-    vector = make_env(env, seed=0, num_threads=1, num_envs=2)
-    assert not vector.masked
-    assert vector.reset()["action_mask"].tolist() == [[1, 0, 1, 1]] * 2
-
-
-class Blind(Doors):
-    """Environment whose observation is its mask and nothing else."""
-
-    def __init__(self) -> None:
-        super().__init__("dict")
-        self.observation_space = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(4)})
-
-
-def test_observation_that_is_only_a_mask_is_refused() -> None:
-    with refused("unsupported", "env", "action_mask", "observation"):
-        describe(own_env(Blind))
-
-
-class Wrong(Doors):
-    """Environment whose mask is longer than its number of actions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = gym.spaces.Discrete(3)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("agent", AGENTS)
-def test_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
+def test_agent_takes_only_valid_actions(agent: str, settings: dict[str, Any], tmp_path: Path) -> None:
     """The environment raises an exception at an invalid action, in training and in evaluation."""
-    given = overrides(agent, tmp_path / "run", style="dict" if agent in ("a2c", "dqn") else "info")
-    result = run(*given, "meta.rigorous_eval=2", "meta.eval_frequency=200")
-    assert result.exit_code == 0
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("agent", ["ppo", "a2c", "random"])
-def test_agent_takes_only_valid_actions_in_a_multi_discrete_space(agent: str, tmp_path: Path) -> None:
-    assert run(*overrides(agent, tmp_path / "run", several=True)).exit_code == 0
+    more = ["meta.rigorous_eval=2", "meta.eval_frequency=200", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert labrl.train([*overrides(agent, **settings), *more]).exit_code == 0
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn", "sac"])
 def test_resumed_run_with_masks_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
-    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
-    assert run(*overrides(agent, uninterrupted)).exit_code == 0
-    assert run(*overrides(agent, resumed), "env.max_frame=230").exit_code == 0
-    assert run(f"+resume={resumed}", "env.max_frame=400").exit_code == 0
-    assert rows(uninterrupted / "session_0/train.csv")[-1] == rows(resumed / "session_0/train.csv")[-1]
-    assert unequal(state(uninterrupted / "session_0"), state(resumed / "session_0")) == []
+    assert changed_futures(tmp_path, [*overrides(agent), "env.num_envs=4"]) == []
 
 
 def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:
@@ -423,16 +319,6 @@ def test_random_actions_are_uniform_among_the_valid_ones() -> None:
     assert set(drawn[:, 1].tolist()) == {11, 12}
 
 
-def test_exploration_takes_only_valid_actions() -> None:
-    mask = np.array([[False, True, False], [True, False, True]])
-    values = np.where(mask, 0.5, -np.inf)
-    explore = EpsilonGreedy(EpsilonGreedyConfig(epsilon=0.7))
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        chosen = explore.choose(Values(lambda: values, (2, 3), mask), 0, rng)
-        assert mask[[0, 1], chosen].all()
-
-
 REPLAY = ["agent.batch_size=8", "agent.learning_starts=0", "agent.memory.capacity=64", "agent.lr=1e-3"]
 
 
@@ -491,22 +377,10 @@ def test_temperature_follows_the_entropy_that_valid_actions_allow() -> None:
     assert agent.metrics()["temperature"] < first
 
 
-@pytest.mark.parametrize("agent", ["iql"])
-def test_agent_without_mask_support_is_refused_before_a_run(agent: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
-    given = [f"agent={agent}", *made, *QUIET, "agent.learning_starts=100", f"hydra.run.dir={folder}"]
-    with refused("unsupported", "agent", "doors", agent, "agent=ppo", "env.action_mask=f"):
-        run(*given)
-    assert not folder.exists()
-    assert not gives_masks(doors(action_mask=False))
-
-
-def test_refusal_of_masks_names_every_agent_of_discrete_actions_except_iql() -> None:
-    space = gym.spaces.Discrete(3)
-    discrete = {name for name, kind in named_agents().items() if kind.fits(space)}
-    config = resolve(compose(["agent=iql", "env=cartpole", "preset=none"]))
-    with pytest.raises(InputError) as caught:
-        check_spaces(config, "iql", Spaces(gym.spaces.Box(-1, 1, (3,)), space, 1), masked=True)
-    named = [word.strip(".,:") for word in str(caught.value).split() if word.startswith("agent=")]
-    assert sorted(named) == sorted(f"agent={name}" for name in discrete)  # iql is the one that is refused
+def test_refusal_of_masks_names_every_other_agent_of_discrete_actions(tmp_path: Path) -> None:
+    folder, discrete = f"hydra.run.dir={tmp_path / 'run'}", gym.spaces.Discrete(3)
+    with refused("unsupported", "agent", "doors", "iql", "env.action_mask=f") as error:
+        labrl.train([*overrides("iql"), folder])
+    named = {word.strip(".,:") for word in str(error.value).split() if word.startswith("agent=")}
+    assert named == {f"agent={name}" for name, kind in named_agents().items() if kind.fits(discrete)}
+    assert not (tmp_path / "run").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from typing import Any
 
@@ -13,23 +13,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise, play
+from agent_cases import BOX, DISCRETE, VECTOR, Noise, build, cpu, play
 from exact_cases import SMALL
 from learner_cases import Rows
-from on_policy_cases import BOX, DISCRETE, VECTOR, build, config_of
+from refusals import refused
 from torch import Tensor, nn
 
 from labrl.agents.agent import Observation
-from labrl.agents.dqn import DQN
 from labrl.agents.make import named_agents
-from labrl.agents.ppo import PPO
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
-from labrl.step import Step
 
 ACTIONS = {name: kind.TRAITS.actions for name, kind in named_agents().items()}
 IMAGES = gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)
@@ -38,13 +34,6 @@ STEPS = {"vector": 60, "images": 24}
 HOOKS = {"objective", "critic_loss", "policy_loss", "value_loss"}
 """Methods that docs/how-to/extend.md names for agents that change a loss."""
 EARLY = {"agent.learning_starts=60": "agent.learning_starts=24"}
-
-
-class World(Noise):
-    """Random observations, with the first component of the action as reward."""
-
-    def step(self, action: Any) -> Step:
-        return super().step(action.reshape(len(action), -1)[:, 0])
 
 
 @cache
@@ -82,29 +71,26 @@ def with_option(config: Any) -> Any:
     return kind(**vars(config), own=0.5)
 
 
+def make(kind: Any, agent: str, observation: str = "vector", config: Any = None) -> Any:
+    """Return an agent of this class, with the options of `agent` or the given ones."""
+    component = component_of(agent)
+    action = DISCRETE if gym.spaces.Discrete in ACTIONS[agent] else BOX
+    runtime: Any = {"spaces": Spaces(OBSERVATIONS[observation], action, 4), "clock": Clock(10**6)}
+    options = {} if component.config is None else {"config": component.config if config is None else config}
+    return kind(**options, **runtime, streams=Streams(3), compute=cpu())
+
+
 def use(kind: type, agent: str, observation: str) -> None:
     """Let an agent of this class, with an option more, play, learn, be evaluated, saved and restored."""
-    space = OBSERVATIONS[observation]
-    action = DISCRETE if gym.spaces.Discrete in ACTIONS[agent] else BOX
-    component = component_of(agent)
-
-    def make() -> tuple[Any, Clock]:
-        clock = Clock(10**6)
-        runtime = {"clock": clock, "streams": Streams(3), "compute": Compute.choose("cpu", "fp32", 1)}
-        options = {} if component.config is None else {"config": with_option(component.config)}
-        made: Any = kind(**options, spaces=Spaces(space, action, 4), **runtime)
-        assert agent == "random" or made.config.own == 0.5
-        return made, clock
-
-    player, clock = make()
-    updates = play(player, clock, World(space, 4), STEPS[observation])
-    assert updates > 0 or agent == "random"
-    seen = Observation(Noise(space, 4).observation)
-    player.evaluation_action(seen, np.random.default_rng(0))
+    config = component_of(agent).config
+    options = None if config is None else with_option(config)
+    player, other = (make(kind, agent, observation, options) for _ in range(2))
+    assert agent == "random" or player.config.own == 0.5
+    world, clock = Noise(OBSERVATIONS[observation]), getattr(player, "clock", Clock(10**6))
+    assert play(player, clock, world, STEPS[observation]) > 0 or agent == "random"
+    player.evaluation_action(Observation(world.observation), np.random.default_rng(0))
     player.metrics()
-    state = player.state_dict()
-    other, _ = make()
-    other.load_state_dict(state)
+    other.load_state_dict(player.state_dict())
     for each in (player, other):
         each.close()
 
@@ -131,18 +117,9 @@ def test_every_override_of_a_public_method_is_called(
     assert HOOKS & set(methods_of(kind)) <= own, "a loss that a derived agent may override is not used"
 
 
-def make(kind: Any, agent: str) -> Any:
-    """Return an agent of this class, with the options of `agent`."""
-    spaces = Spaces(VECTOR, DISCRETE if gym.spaces.Discrete in ACTIONS[agent] else BOX, 4)
-    options = component_of(agent).config
-    compute = Compute.choose("cpu", "fp32", 1)
-    return kind(options, spaces=spaces, clock=Clock(10**6), streams=Streams(3), compute=compute)
-
-
 def after_updates(kind: type, agent: str) -> Any:
     """Return an agent of this class, with the options of `agent`, after its first updates."""
-    made = make(kind, agent)
-    world, updates = World(VECTOR, 4), 0
+    made, world, updates = make(kind, agent), Noise(), 0
     while updates < 4:  # some policies learn only in each second or third update
         updates += play(made, made.clock, world, 1)
     return made
@@ -184,48 +161,19 @@ def test_loss_of_ones_own_is_learned_and_its_statistic_is_a_metric(
         assert names in str(error.value)
 
 
-@pytest.mark.parametrize("images", [False, True])
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda loss, rows: loss,
-        lambda loss, rows: (loss, rows, rows),
-        lambda loss, rows: (loss.expand(4), rows),
-        lambda loss, rows: (loss.detach(), rows),
-        lambda loss, rows: (loss, rows.tolist()),
-        lambda loss, rows: (loss, rows.sum()),
-    ],
-)
-def test_loss_with_a_result_of_another_form_is_named(wrong: Any, images: bool) -> None:
-    agent, world = learner_with(images)
-
-    class Own(type(agent)):  # type: ignore[misc]  # a base that is known only here
-        def objective(self, *given: Any) -> Any:
-            return wrong(*super().objective(*given))
-
-    agent.__class__ = Own
-    with pytest.raises(InputError) as error:
-        play(agent, agent.clock, world, 8)
-    assert error.value.key == "agent._target_"
-    assert Own.objective.__qualname__ in str(error.value)
-    assert f"{__file__}:{Own.objective.__code__.co_firstlineno}" in str(error.value)
-    agent.close()
+@pytest.fixture(params=["vector", "images"])
+def agent(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An agent whose learner uses a kernel, or copies of its network on two threads."""
+    space = OBSERVATIONS[request.param]
+    small = ("agent.horizon=4", "agent.batch_size=16")
+    made, _, _ = build("ppo", *small, observation=space, compute=cpu(2))
+    made.world = Noise(space)
+    yield made
+    made.close()
 
 
-def learner_with(images: bool, num_threads: int = 2) -> Any:
-    """Return an agent whose learner uses a kernel, or copies of its network on two threads."""
-    observation = IMAGES if images else VECTOR
-    compute = Compute.choose("cpu", "fp32", num_threads)
-    agent, _, _ = build(
-        "ppo", "agent.horizon=4", "agent.batch_size=16", observation=observation, compute=compute
-    )
-    return agent, World(observation, 4)
-
-
-def gradient_of(agent: Any, loss: Callable[..., Tensor], images: bool) -> Tensor:
-    space = IMAGES if images else VECTOR
-    inputs = torch.from_numpy(agent.network.layout(World(space, 4).observation))
-    rows = Rows(inputs)
+def gradient_of(agent: Any, loss: Callable[..., Tensor]) -> Tensor:
+    rows = Rows(torch.from_numpy(agent.network.layout(agent.world.observation)))
     agent.learner.gradient(lambda network, part: (loss(network, part.inputs), torch.zeros(1)), rows)
     return agent.learner.flat.gradient.clone()
 
@@ -234,124 +182,70 @@ def value_of(network: Any, inputs: Tensor) -> Tensor:
     return network(inputs).value.square().mean()
 
 
-@pytest.mark.parametrize("images", [False, True])
-def test_term_of_the_weights_of_the_agents_network_is_learned(images: bool) -> None:
-    agent, _ = learner_with(images)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda loss, rows: loss,
+        lambda loss, rows: (loss.expand(4), rows),
+        lambda loss, rows: (loss.detach(), rows),
+        lambda loss, rows: (loss, rows.sum()),
+    ],
+)
+def test_loss_with_a_result_of_another_form_is_named(wrong: Any, agent: Any) -> None:
+    class Own(type(agent)):  # type: ignore[misc]  # a base that is known only here
+        def objective(self, *given: Any) -> Any:
+            return wrong(*super().objective(*given))
 
+    agent.__class__ = Own
+    with refused("target", "agent._target_", Own.objective.__qualname__, f"{__file__}:"):
+        play(agent, agent.clock, agent.world, 8)
+
+
+def test_term_of_the_weights_of_the_agents_network_is_learned(agent: Any) -> None:
     def decay(network: Any, inputs: Tensor) -> Tensor:
         return value_of(network, inputs) + sum(w.square().sum() for w in agent.network.parameters())
 
-    plain = gradient_of(agent, value_of, images)
-    with_decay = gradient_of(agent, decay, images)
-    torch.testing.assert_close(with_decay - plain, 2 * agent.learner.weights, rtol=1e-3, atol=1e-4)
-    agent.close()
+    difference = gradient_of(agent, decay) - gradient_of(agent, value_of)
+    torch.testing.assert_close(difference, 2 * agent.learner.weights, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("images", [False, True])
-def test_weights_that_the_agent_freezes_have_no_gradient(images: bool) -> None:
-    agent, _ = learner_with(images)
+def test_weights_that_the_agent_freezes_have_no_gradient(agent: Any) -> None:
     agent.network.policy_torso.requires_grad_(False)
-    gradient_of(agent, lambda network, x: network(x).parameters.square().mean(), images)
+    gradient_of(agent, lambda network, x: network(x).parameters.square().mean())
     assert not any(w.grad.any() for w in agent.network.policy_torso.parameters() if w.grad is not None)
     assert agent.network.policy_head[-1].weight.grad.any()
-    agent.close()
 
 
-@pytest.mark.parametrize("images", [False, True])
-def test_forward_of_a_part_that_the_agent_replaces_is_used(images: bool) -> None:
-    agent, world = learner_with(images)
-    layer = agent.network.value_head[-1]
-    layer.forward = lambda x: torch.zeros(len(x), 1) * layer.weight.sum()
-    inputs = agent.network.layout(world.observation)
+def test_forward_and_activation_that_the_agent_replaces_are_used(agent: Any) -> None:
+    inputs, head = agent.network.layout(agent.world.observation), agent.network.value_head
+    agent.network.value_head = nn.Sequential(head[-1], nn.Hardtanh(5.0, 6.0))
+    assert agent.learner.forward(inputs).value.min() >= 5
+    assert gradient_of(agent, value_of).isfinite().all()
+    agent.network.value_head = head
+    head[-1].forward = lambda x: torch.zeros(len(x), 1) * head[-1].weight.sum()
     assert not agent.learner.forward(inputs).value.any()
-    assert not gradient_of(agent, value_of, images).any()
-    agent.close()
+    assert not gradient_of(agent, value_of).any()
 
 
-@pytest.mark.parametrize("images", [False, True])
-def test_activation_that_the_agent_replaces_is_used(images: bool) -> None:
-    agent, world = learner_with(images)
-    agent.network.value_head = nn.Sequential(agent.network.value_head[-1], nn.Hardtanh(5.0, 6.0))
-    values = agent.learner.forward(agent.network.layout(world.observation)).value
-    assert values.min() >= 5
-    assert gradient_of(agent, value_of, images).isfinite().all()
-    agent.close()
-
-
-@pytest.mark.parametrize("images", [False, True])
-def test_layer_that_would_never_be_learned_is_refused(images: bool) -> None:
-    agent, _ = learner_with(images)
+def test_layer_that_would_never_be_learned_is_refused(agent: Any) -> None:
     agent.network.value_head.append(nn.Linear(1, 1))
-    with pytest.raises(InputError) as error:
-        gradient_of(agent, value_of, images)
-    assert "value_head" in str(error.value)
-    agent.close()
+    with pytest.raises(InputError, match="value_head"):
+        gradient_of(agent, value_of)
 
 
 @pytest.mark.parametrize(
-    ("agent", "names", "column"),
+    ("name", "names", "column"),
     [
-        ("ppo", "STATISTICS", "entropy"),
         ("ppo", "STATISTICS", "clip_range"),
         ("pqn", "STATISTICS", "grad_norm"),
         ("dqn", "ROWS", "q_max"),
         ("sac", "POLICY_STATISTICS", "td_error"),
-        ("sac", "POLICY_STATISTICS", "temperature"),
-        ("td3", "CRITIC_STATISTICS", "exploration"),
         ("iql", "VALUE_STATISTICS", "lr"),
     ],
 )
-def test_statistic_with_the_name_of_another_column_is_refused(agent: str, names: str, column: str) -> None:
-    kind = component_of(agent).load()
+def test_statistic_with_the_name_of_another_column_is_refused(name: str, names: str, column: str) -> None:
+    kind = component_of(name).load()
     own = type("Own", (kind,), {names: (*getattr(kind, names), column)})
-    with pytest.raises(InputError) as error:
-        make(own, agent).metrics()
+    with pytest.raises(InputError, match=repr(column)) as error:
+        make(own, name).metrics()
     assert error.value.key == "agent._target_"
-    assert repr(column) in str(error.value)
-    assert own.__qualname__ in str(error.value)
-
-
-class WithRow(DQN):
-    """Has a statistic more for each transition."""
-
-    ROWS = (*DQN.ROWS, "own")
-
-    def loss(self, network: Any, batch: Any) -> tuple[Tensor, Tensor]:
-        loss, rows = super().loss(network, batch)
-        return loss, torch.cat([rows, torch.full_like(rows[:1], 1000.0)])
-
-
-def test_own_statistic_of_transitions_changes_no_other_column() -> None:
-    component = component_of("dqn")
-    clock = Clock(10**6)
-    compute = Compute.choose("cpu", "fp32", 1)
-    agent: Any = WithRow(
-        component.config, spaces=Spaces(VECTOR, DISCRETE, 4), clock=clock, streams=Streams(3), compute=compute
-    )
-    play(agent, clock, World(VECTOR, 4), 60)
-    metrics = agent.metrics()
-    assert metrics["own"] == pytest.approx(1000)
-    assert metrics["q_max"] < 100
-
-
-class Whole(PPO):
-    """Has a loss that needs the whole minibatch."""
-
-    TRAITS = dataclasses.replace(PPO.TRAITS, loss_is_mean=False)
-
-
-@pytest.mark.parametrize(("kind", "sizes"), [(PPO, [8, 8]), (Whole, [16])])
-def test_minibatch_is_sliced_unless_the_loss_needs_all_of_it(kind: type, sizes: list[int]) -> None:
-    component: Any = config_of("ppo", "agent.horizon=4", "agent.batch_size=16").agent
-    runtime = {"clock": Clock(10**6), "streams": Streams(3), "compute": Compute.choose("cpu", "fp32", 2)}
-    agent = kind(component.config, spaces=Spaces(IMAGES, DISCRETE, 4), **runtime)
-    seen: list[int] = []
-
-    def loss(network: Any, part: Rows) -> tuple[Tensor, Tensor]:
-        seen.append(len(part))
-        return value_of(network, part.inputs), torch.zeros(1)
-
-    inputs = torch.from_numpy(agent.network.layout(World(IMAGES, 16).observation))
-    agent.learner.gradient(loss, Rows(inputs))
-    assert seen == sizes
-    agent.close()

@@ -91,30 +91,12 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     rng = np.random.default_rng(1)
     running, returns = np.zeros(2), []
     for _ in range(200):
-        rewards = rng.normal(size=2)
+        rewards, over = rng.normal(size=2), rng.random(2) < 0.1
         running = running * 0.5 + rewards
         returns.append(running.copy())
-        seen = part.reward(step(list(rewards)))
+        seen = part.reward(step(list(rewards), over=(bool(over[0]), bool(over[1]))))
         assert seen == pytest.approx(rewards / np.sqrt(np.var(returns) + 1e-8), rel=1e-3)
-
-
-def test_end_of_an_episode_resets_the_running_return() -> None:
-    part = NormalizeReward(dataclasses.replace(REWARD, gamma=1.0), VECTOR)
-    part.reward(step([1, 1], over=(True, False)))
-    part.reward(step([1, 1]))
-    assert part.state_dict()["return"].tolist() == [1.0, 2.0]
-
-
-def test_transforms_do_not_change_the_raw_step() -> None:
-    transforms = Transforms(
-        {
-            "sign": SignReward(SignRewardConfig(), VECTOR),
-            "scale": ScaleReward(SCALE, VECTOR),
-        }
-    )
-    raw = step([-7.0, 3.0])
-    assert transforms.step(raw).reward.tolist() == [-0.5, 0.5]
-    assert raw.reward.tolist() == [-7.0, 3.0]
+        running[over] = 0
 
 
 class Scribbles(Transform):
@@ -165,58 +147,18 @@ def test_custom_agents_get_copies_and_labrls_agents_get_views() -> None:
             assert np.shares_memory(look(raw.observation), raw.observation) != copies
 
 
-def test_restored_transforms_continue_identically() -> None:
-    def build() -> Transforms:
-        return Transforms(
-            {
-                "observation": NormalizeObservation(OBSERVATION, VECTOR),
-                "reward": NormalizeReward(REWARD, VECTOR),
-            }
-        )
-
-    rng = np.random.default_rng(2)
-    steps = [step(list(rng.normal(size=2)), rng.normal(size=(2, 3)).astype(np.float32)) for _ in range(20)]
-    uninterrupted, first, second = build(), build(), build()
-    for each in steps[:10]:
-        uninterrupted.step(each)
-        first.step(each)
-    second.load_state_dict(first.state_dict())
-    for each in steps[10:]:
-        a, b = uninterrupted.step(each), second.step(each)
-        assert np.array_equal(a.observation, b.observation)
-        assert np.array_equal(a.reward, b.reward)
-
-
-def test_large_numbers_with_a_small_deviation_are_normalized_exactly() -> None:
-    space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
-    transform = NormalizeObservation(OBSERVATION, Spaces(space, gym.spaces.Discrete(2), 4))
-    seen = np.random.default_rng(0).normal(1.7e9, 1.0, (500, 4))
-    for rows in seen.reshape(-1, 4, 4):
-        transform.collect(rows)
-    found = transform.observation(seen[:4])
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, (seen[:4] - seen.mean(0)) / seen.std(0), atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("agent", "kind", "middle", "several"),
-    [("ppo", "float64", 1.7e9, True), ("dqn", "int64", 1.7e9, True), ("ppo", "int16", 5000, False)],
+    [("ppo", "float64", 1.7e9, False), ("dqn", "int64", 1.7e9, True)],
 )
-def test_large_numbers_of_any_type_are_normalized_alone_and_beside_other_inputs(
+def test_large_numbers_are_normalized_alone_and_beside_other_inputs(
     agent: str, kind: str, middle: float, several: bool, tmp_path: Path
 ) -> None:
     make = f"env.make={{_target_: inputs_env.Clock, kind: {kind}, middle: {middle}, several: {several}}}"
     options = [f"agent={agent}", "env=gymnasium", "env.id=null", "env.name=clock", make, "env.max_frame=280"]
-    options += [
-        "env.num_envs=2",
-        "preset=none",
-        "transforms/observation=normalize",
-        "agent.network.torso.mlp.hidden=[8]",
-    ]
-    options += ["meta.report=false", "meta.videos=false", "wandb=disabled", f"hydra.run.dir={tmp_path}"]
-    options += {"ppo": ["agent.horizon=64", "agent.batch_size=64"], "dqn": ["agent.learning_starts=64"]}[
-        agent
-    ]
+    options += ["env.num_envs=2", "preset=none", "agent.network.torso.mlp.hidden=[8]", "meta=dev"]
+    options += ["agent.horizon=64", "agent.batch_size=64"] if agent == "ppo" else ["agent.learning_starts=64"]
+    options += ["transforms/observation=normalize", "meta.max_session=1", f"hydra.run.dir={tmp_path}"]
     assert labrl.train(options).exit_code == 0
     policy = labrl.load(tmp_path)
     (moments,) = policy.transforms.part("observation")[1].values()
@@ -256,16 +198,20 @@ def test_moments_with_a_window_forget_older_data() -> None:
     assert all_of_it.mean == pytest.approx([45], abs=1)
 
 
-def test_rewards_are_scaled_then_shifted_then_clipped() -> None:
-    config = dataclasses.replace(SCALE, shift=-0.5, low=-1.0, high=2.0)
-    assert ScaleReward(config, VECTOR).reward(step([-7.0, 3.0])).tolist() == [-1.0, 1.0]
-    assert ScaleReward(config, VECTOR).reward(step([1.0, 9.0])).tolist() == [0.0, 2.0]
-
-
-def test_a_missing_bound_clips_on_one_side_only() -> None:
-    low, high = (dataclasses.replace(SCALE, **{name: 1.0}) for name in ("low", "high"))
-    assert ScaleReward(low, VECTOR).reward(step([-7.0, 30.0])).tolist() == [1.0, 15.0]
-    assert ScaleReward(high, VECTOR).reward(step([-7.0, 30.0])).tolist() == [-3.5, 1.0]
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [-3.5, 0.5, 15.0]),
+        ({"shift": -0.5, "low": -1.0, "high": 2.0}, [-1.0, 0.0, 2.0]),
+        ({"low": 1.0}, [1.0, 1.0, 15.0]),
+        ({"high": 1.0}, [-3.5, 0.5, 1.0]),
+    ],
+)
+def test_rewards_are_scaled_then_shifted_then_clipped(
+    changes: dict[str, float], expected: list[float]
+) -> None:
+    found = ScaleReward(dataclasses.replace(SCALE, **changes), VECTOR).reward(step([-7.0, 1.0, 30.0]))
+    assert found.tolist() == expected
 
 
 def test_transforms_are_applied_in_the_given_order() -> None:
@@ -274,7 +220,10 @@ def test_transforms_are_applied_in_the_given_order() -> None:
         for changes in ({"shift": -0.5}, {"low": -1.0, "high": 2.0})
     )
     assert Transforms({"shift": shift, "clip": clip}).step(step([-7.0, 2.0])).reward.tolist() == [-1.0, 1.5]
-    assert Transforms({"clip": clip, "shift": shift}).step(step([-7.0, 3.0])).reward.tolist() == [-1.5, 1.5]
+    raw = step([-7.0, 3.0])
+    assert Transforms({"clip": clip, "shift": shift}).step(raw).reward.tolist() == [-1.5, 1.5]
+    assert Transforms({"sign": SignReward(SignRewardConfig(), VECTOR)}).step(raw).reward.tolist() == [-1, 1]
+    assert raw.reward.tolist() == [-7.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -282,11 +231,6 @@ def test_transforms_are_applied_in_the_given_order() -> None:
     [
         (["transforms/reward=clip", "transforms.reward.low=1"], "transforms.reward", None),
         (["transforms/reward=shift"], "transforms.reward.shift", "missing"),
-        (
-            ["transforms.reward={_target_: labrl.agents.transforms.NormalizeReward, clip: 1}"],
-            "transforms.reward.window",
-            "missing",
-        ),
         (["transforms/reward=normalize", "transforms.reward.window=0"], "transforms.reward.window", "range"),
     ],
 )

@@ -30,10 +30,16 @@ def add(memory: Replay, steps: int, seed: int = 0, space: gym.Space = STACK) -> 
     return world
 
 
-def test_capacity_larger_than_the_ram_is_refused() -> None:
+def test_capacity_larger_than_the_ram_is_refused_also_if_sessions_share_it() -> None:
     override = "agent.memory.capacity=10000000000"
     with refused("resources", "agent.memory.capacity", override, "75,290 GB", "agent.memory.storage=mmap"):
         uniform(ATARI, 8, capacity=10**10)
+    one, shared = memory_available(), memory_available(sharers=1000)
+    assert one is not None
+    assert shared is not None
+    assert shared < one
+    with refused("resources", "agent.memory.capacity", "1000 sessions"):
+        uniform(ATARI, 8, capacity=one // 84 // 84 // 2, sharers=1000)
 
 
 def test_proposed_capacity_fits_into_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,15 +47,6 @@ def test_proposed_capacity_fits_into_the_ram(monkeypatch: pytest.MonkeyPatch) ->
     with refused("resources", "agent.memory.capacity", "0.1 GB", "agent.memory.capacity=13000"):
         uniform(ATARI, 8, capacity=10**6)
     uniform(ATARI, 8, capacity=13_000)
-
-
-def test_sessions_that_start_together_divide_the_ram() -> None:
-    one, three = memory_available(), memory_available(sharers=1000)
-    assert one is not None
-    assert three is not None
-    assert three < one
-    with refused("resources", "agent.memory.capacity", "1000 sessions"):
-        uniform(ATARI, 8, capacity=one // 84 // 84 // 2, sharers=1000)
 
 
 def test_memory_limit_of_a_container_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,54 +118,31 @@ def test_missing_file_is_reported_on_resume(name: str, tmp_path: Path) -> None:
     add(memory, 10)
     state = saved(memory)
     (tmp_path / f"{name}.npy").unlink()
-    named = tmp_path if name == "written" else tmp_path / f"{name}.npy"
-    with damaged(named):
+    with damaged(tmp_path if name == "written" else tmp_path / f"{name}.npy"):
         load(uniform(STACK, 2, capacity=40, folder=tmp_path), state)
 
 
-def test_missing_folder_of_files_is_reported_on_resume(tmp_path: Path) -> None:
-    memory = uniform(STACK, 2, capacity=40, folder=tmp_path / "one")
-    add(memory, 10)
-    with damaged(tmp_path / "two"):
-        load(uniform(STACK, 2, capacity=40, folder=tmp_path / "two"), saved(memory))
-
-
-def test_truncated_or_foreign_file_is_reported(tmp_path: Path) -> None:
+def test_truncated_or_foreign_file_and_files_of_another_capacity_are_refused_and_kept(tmp_path: Path) -> None:
     add(uniform(STACK, 2, capacity=40, folder=tmp_path), 10)
     frames = tmp_path / "frames.npy"
     content = frames.read_bytes()
-    frames.write_bytes(content[:-7])
-    with damaged(frames):
-        uniform(STACK, 2, capacity=40, folder=tmp_path)
-    assert frames.read_bytes() == content[:-7]
-    frames.write_text("not an array")
-    with damaged(frames):
-        uniform(STACK, 2, capacity=40, folder=tmp_path)
+    for bad, capacity in ((content[:-7], 40), (b"not an array", 40), (content, 80)):
+        frames.write_bytes(bad)
+        with damaged(frames) as error:
+            uniform(STACK, 2, capacity=capacity, folder=tmp_path)
+        assert capacity == 40 or "agent.memory.capacity" in str(error.value)
+        assert frames.read_bytes() == bad
 
 
-def test_files_of_another_capacity_are_refused_and_kept(tmp_path: Path) -> None:
-    add(uniform(STACK, 2, capacity=40, folder=tmp_path), 10)
-    before = (tmp_path / "frames.npy").read_bytes()
-    with damaged(tmp_path / "frames.npy") as error:
-        uniform(STACK, 2, capacity=80, folder=tmp_path)
-    assert "agent.memory.capacity" in str(error.value)
-    assert (tmp_path / "frames.npy").read_bytes() == before
-
-
-def test_checkpoint_of_another_capacity_is_refused() -> None:
-    memory = uniform(STACK, 2, capacity=40)
-    add(memory, 10)
+def test_resume_with_another_capacity_or_storage_is_refused(tmp_path: Path) -> None:
+    one, other = uniform(STACK, 2, capacity=40), uniform(STACK, 2, capacity=40, folder=tmp_path)
+    for memory in (one, other):
+        add(memory, 10)
     with refused("changed-past", "agent.memory.capacity", "2 environments", "20 transitions"):
-        load(uniform(STACK, 2, capacity=50), saved(memory))
-
-
-@pytest.mark.parametrize("storage", ["ram", "mmap"])
-def test_change_of_storage_on_resume_is_refused(storage: str, tmp_path: Path) -> None:
-    in_memory, in_files = uniform(STACK, 2, capacity=40), uniform(STACK, 2, capacity=40, folder=tmp_path)
-    old, new = (in_memory, in_files) if storage == "ram" else (in_files, in_memory)
-    add(old, 10)
-    with refused("changed-past", "agent.memory.storage", f"agent.memory.storage={storage}"):
-        load(new, saved(old))
+        load(uniform(STACK, 2, capacity=50), saved(one))
+    for old, new, storage in ((one, other, "ram"), (other, one, "mmap")):
+        with refused("changed-past", "agent.memory.storage", f"agent.memory.storage={storage}"):
+            load(new, saved(old))
 
 
 def test_observation_that_is_not_the_previous_next_one_is_refused() -> None:

@@ -74,50 +74,35 @@ def drawing_by_priority(memory: PrioritizedReplay, **options: object) -> Priorit
     return other
 
 
-def test_stratified_draws_are_proportional_to_the_priorities() -> None:
-    memory = filled(alpha=1.0, eps=1e-9)
+@pytest.mark.parametrize(
+    ("alpha", "stratified", "expected"),
+    [(1.0, True, np.arange(1, 31)), (1.0, False, np.arange(1, 31)), (0.0, True, np.full(30, 15.5))],
+)
+def test_draws_are_proportional_to_the_priorities(
+    alpha: float, stratified: bool, expected: np.ndarray
+) -> None:
+    memory = filled(alpha=alpha, eps=1e-9)
     order = everything(memory).index
-    index = drawing_by_priority(memory, alpha=1.0).sample(4650, 0).index
-    counts = np.array([np.count_nonzero(index == one) for one in order])
-    # Expect 10 draws per unit of priority, with an error of one at either end of a stratum.
-    np.testing.assert_allclose(counts, np.arange(1, 31) * 10, atol=2)
+    other = drawing_by_priority(memory, alpha=alpha, stratified=stratified)
+    index = other.sample(46_500, 0).index
+    error = np.array([np.count_nonzero(index == one) for one in order]) - 100 * expected
+    # A stratum has one draw, so that an error is at most one at either end.
+    assert (np.abs(error) <= 2).all() == stratified
+    assert (np.abs(error) < 5 * np.sqrt(100 * expected)).all()
 
 
-def test_unstratified_draws_follow_the_priorities_at_random() -> None:
-    memory = filled(alpha=1.0, eps=1e-9)
-    order = everything(memory).index
-    index = drawing_by_priority(memory, alpha=1.0, stratified=False).sample(46_500, 0).index
-    counts = np.array([np.count_nonzero(index == one) for one in order])
-    expected = np.arange(1, 31) * 100
-    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
-    assert (np.abs(counts - expected) > 5).any()
-
-
-def test_draws_are_uniform_when_alpha_is_zero() -> None:
-    memory = filled(alpha=0.0)
-    sample = drawing_by_priority(memory, alpha=0.0).sample(300, 0)
-    assert set(np.unique(sample.index, return_counts=True)[1]) <= {9, 10, 11}
-    np.testing.assert_array_equal(sample.weight, 1)
-
-
-@pytest.mark.parametrize(("frame", "beta"), [(0, 0.4), (500, 0.7), (2000, 1.0)])
-def test_weights_follow_beta_and_the_largest_in_a_minibatch_is_one(frame: int, beta: float) -> None:
-    schedule = LinearSchedule(kind="linear", start=0.4, end=1.0, horizon=1000, warmup=0)
-    memory = filled(alpha=1.0, eps=1e-9, beta=schedule)
-    weight = memory.sample(30, frame).weight
-    np.testing.assert_allclose(weight, np.arange(1, 31) ** -beta, rtol=1e-5)
+@pytest.mark.parametrize(("frame", "share"), [(0, 0.0), (500, 0.5), (2000, 1.0)])
+def test_alpha_and_beta_follow_their_schedules_and_the_largest_weight_is_one(
+    frame: int, share: float
+) -> None:
+    beta = LinearSchedule(kind="linear", start=0.4, end=1.0, horizon=1000, warmup=0)
+    weight = filled(alpha=1.0, eps=1e-9, beta=beta).sample(30, frame).weight
+    np.testing.assert_allclose(weight, np.arange(1, 31) ** -(0.4 + 0.6 * share), rtol=1e-5)
     assert weight.max() == 1
-
-
-def test_new_transitions_get_the_largest_priority_ever_seen() -> None:
-    memory = prioritized(NUMBER, 1, capacity=5, alpha=1.0, beta=1.0, eps=1e-9, newest_share=1)
-    world = World(NUMBER, 1, 0)
-    for observation, action, step in world.steps(5):
-        memory.add(observation, action, step)
-    memory.update_priorities(everything(memory).index, np.array([1.0, 1.0, 1.0, 1.0, 8.0]))
-    for observation, action, step in world.steps(2):
-        memory.add(observation, action, step)
-    np.testing.assert_allclose(relative_priorities(memory), [8, 8, 1, 1, 1])
+    alpha = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1000, warmup=0)
+    memory = filled(alpha=alpha, eps=1e-9, beta=1.0)
+    memory.update_priorities(memory.sample(30, frame).index, np.arange(1.0, 31.0))
+    np.testing.assert_allclose(relative_priorities(memory), np.arange(1, 31) ** (1 - share), rtol=1e-5)
 
 
 def test_non_finite_errors_are_refused() -> None:
@@ -125,12 +110,3 @@ def test_non_finite_errors_are_refused() -> None:
     index = everything(memory).index[:2]
     with pytest.raises(ValueError, match="finite"):
         memory.update_priorities(index, np.array([1.0, np.nan]))
-
-
-@pytest.mark.parametrize(("frame", "alpha"), [(0, 1.0), (500, 0.5), (2000, 0.0)])
-def test_priority_uses_alpha_at_the_frame_of_the_sample(frame: int, alpha: float) -> None:
-    schedule = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1000, warmup=0)
-    memory = filled(alpha=schedule, eps=1e-9, beta=1.0)
-    sample = memory.sample(30, frame)
-    memory.update_priorities(sample.index, np.arange(1.0, 31.0))
-    np.testing.assert_allclose(relative_priorities(memory), np.arange(1, 31) ** alpha, rtol=1e-5)

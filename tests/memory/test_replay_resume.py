@@ -18,7 +18,6 @@ from labrl.errors import LabrlError
 from labrl.memory import Transitions
 from labrl.memory.replay import Replay
 from labrl.memory.workspace import Workspace
-from labrl.run.checkpoint import CheckpointStore
 from labrl.run.tree import pack
 from labrl.step import Step
 
@@ -62,14 +61,14 @@ def test_loaded_buffer_gives_the_same_samples(
     state = saved(first)
     future = run(first, steps[before : before + kept])
     # As after a kill, nothing is closed, and the files contain steps that followed the checkpoint.
-    second = build(space, 3, 3, seed=99, **options)
+    second = build(space, 3, 3, seed=99, **{**options, "frames_kept": 200})
     load(second, state)
     resumed = run(second, copied(steps[before:]))
     assert len(future) > 0
     for one, other in zip(future, resumed[: len(future)], strict=True):
         assert_same(one, other)
-    third = build(space, 3, 3, seed=98, **options)
     if storage == "ram" or before == 0:
+        third = build(space, 3, 3, seed=98, **options)
         load(third, state)
         for one, other in zip(resumed, run(third, steps[before:]), strict=True):
             assert_same(one, other)
@@ -112,26 +111,6 @@ def test_checkpoint_of_buffer_files_is_exact_or_refused(tmp_path_factory: pytest
 
     check()
     assert accepted, "all checkpoints were refused"
-
-
-@pytest.mark.parametrize("build", [uniform, prioritized])
-@pytest.mark.parametrize("storage", ["ram", "mmap"])
-def test_buffer_is_restored_from_a_checkpoint_on_disk(build: Any, storage: str, tmp_path: Path) -> None:
-    folder = tmp_path / "replay" if storage == "mmap" else None
-    options = {"capacity": 60, "folder": folder, "frames_kept": 20}
-    steps = list(World(STACK, 2, 0).steps(60))
-    first = build(STACK, 2, 2, **options)
-    run(first, steps[:50])
-    store = CheckpointStore(tmp_path / "checkpoints", keep_last=1)
-    store.save(50, first.state_dict())
-    generator = first.generator.bit_generator.state
-    future = run(first, steps[50:])
-    second = build(STACK, 2, 2, **options)
-    loaded = store.latest()
-    assert loaded is not None
-    load(second, (loaded.state, generator))
-    for one, other in zip(future, run(second, steps[50:]), strict=True):
-        assert_same(one, other)
 
 
 def test_checkpoint_of_a_memory_mapped_buffer_is_small(tmp_path: Path) -> None:
@@ -190,23 +169,9 @@ def test_storage_and_spare_room_do_not_change_the_samples(build: Any, tmp_path: 
             assert_same(one, other)
 
 
-def test_checkpoint_frequency_may_change_on_resume(tmp_path: Path) -> None:
-    steps = list(World(STACK, 2, 0, ends=0.02).steps(100))
-    first = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=20)
-    run(first, steps[:60])
-    state = saved(first)
-    future = run(first, steps[60:70])
-    for frames_kept in (4, 200):
-        second = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=frames_kept)
-        load(second, state)
-        for one, other in zip(future, run(second, steps[60:70]), strict=True):
-            assert_same(one, other)
-
-
-@pytest.mark.parametrize("ends", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("jumps", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize(("ends", "jumps"), [(0.0, 0.0), (0.3, 0.2), (1.0, 1.0)])
 def test_checkpoint_is_exact_until_the_spare_room_is_used_up(
-    jumps: float, ends: float, tmp_path: Path
+    ends: float, jumps: float, tmp_path: Path
 ) -> None:
     """Vary how many images observations share and how short episodes are."""
     options = {"capacity": 40, "folder": tmp_path}

@@ -1,4 +1,4 @@
-"""Tests of rollouts: stored steps come back in order, and minibatches are rows or whole sequences."""
+"""Tests of rollouts: stored steps come back in order, in minibatches, with generalized advantages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labrl.memory import Minibatch
-from labrl.memory.rollout import Episodes, Rollout
+from labrl.memory.rollout import Episodes, Rollout, generalized_advantages
 from labrl.step import Step
 
 ENVS, HORIZON, STATE = 3, 12, 2
@@ -73,31 +73,19 @@ def test_batch_contains_the_stored_steps_ordered_by_sequence(length: int) -> Non
         assert start.tolist() == [False, *(bool(stored[t + k]["over"][env]) for k in range(length - 1))]
 
 
-def test_rows_of_single_steps_are_views() -> None:
-    rollout = make_rollout()
-    play(rollout, HORIZON)
-    assert np.shares_memory(rollout.rows("observation"), rollout["observation"])
-    assert rollout.rows("observation").flags.c_contiguous
-
-
-@pytest.mark.parametrize("length", [1, 4])
-def test_values_are_set_in_the_order_of_the_rows(length: int) -> None:
-    rollout = make_rollout(length)
-    play(rollout, HORIZON)
-    values = np.random.default_rng(0).normal(size=HORIZON * ENVS).astype(np.float32)
-    rollout.set_values(values)
-    np.testing.assert_array_equal(rollout.rows("value"), values)
-
-
 @pytest.mark.parametrize("length", [1, 4])
 def test_epoch_uses_every_row_once_in_the_given_order(length: int) -> None:
     rollout = make_rollout(length)
     play(rollout, HORIZON)
+    values = np.random.default_rng(0).normal(size=HORIZON * ENVS).astype(np.float32)
+    rollout.set_values(values)
     batch = batch_of(rollout)
+    np.testing.assert_array_equal(batch.value, values)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
     rows = (order[:, None] * length + torch.arange(length)).flatten()
     parts = list(batch.minibatches(order, 12))
     assert [len(part) for part in parts] == [12 // length] * 3
+    parts = [half for part in parts for half in (part[: len(part) // 3], part[len(part) // 3 :])]
     for name in ("observation", "action", "advantage", "value_target", "value", "log_prob", "mask"):
         torch.testing.assert_close(
             torch.cat([getattr(part, name) for part in parts]), getattr(batch, name)[rows]
@@ -107,19 +95,6 @@ def test_epoch_uses_every_row_once_in_the_given_order(length: int) -> None:
     for part in batch.minibatches(order, 12, lambda rows: torch.std_mean(rows, 1, keepdim=True)):
         assert float(part.advantage.mean()) == pytest.approx(0, abs=1e-5)
         assert float(part.advantage.std()) == pytest.approx(1, abs=1e-4)
-
-
-@pytest.mark.parametrize("length", [1, 4])
-def test_slices_of_a_minibatch_concatenate_to_the_minibatch(length: int) -> None:
-    rollout = make_rollout(length)
-    play(rollout, HORIZON)
-    minibatch = next(batch_of(rollout).minibatches(torch.randperm(HORIZON * ENVS // length), 24))
-    for batch in (batch_of(rollout), minibatch):
-        parts = [batch[: len(batch) // 3], batch[len(batch) // 3 :]]
-        assert sum(map(len, parts)) == len(batch)
-        for name in ("observation", "action", "advantage", "log_prob", "mask", "state"):
-            together = torch.cat([getattr(part, name) for part in parts])
-            torch.testing.assert_close(together, getattr(batch, name))
 
 
 @pytest.mark.parametrize("length", [1, 4])
@@ -158,3 +133,17 @@ def test_restored_rollout_equals_the_saved_one(kind: str, before: int) -> None:
     for rollout in (one, other):
         rollout.clear()
         assert not rollout.full
+
+
+def test_advantages_equal_a_loop_over_the_steps_of_each_environment() -> None:
+    rng = np.random.default_rng(0)
+    reward, value, following = (rng.normal(size=(20, 4)).astype(np.float32) for _ in range(3))
+    terminated, over = rng.random((20, 4)) < 0.1, rng.random((20, 4)) < 0.2
+    found = generalized_advantages(reward, value, following, terminated, over, 0.9, 0.8)
+    for env in range(4):
+        later = 0.0
+        for t in reversed(range(20)):
+            bootstrap = 0.0 if terminated[t, env] else 0.9 * following[t, env]
+            continues = not (terminated[t, env] or over[t, env])
+            later = reward[t, env] + bootstrap - value[t, env] + 0.9 * 0.8 * later * continues
+            assert found[t, env] == pytest.approx(later, abs=1e-5)

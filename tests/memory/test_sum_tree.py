@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,26 +59,3 @@ def test_zero_is_never_found(size: int, seed: int) -> None:
     tree.fill(values)
     edges = np.append(values.cumsum(), [0.0, tree.total, tree.total * 2])
     assert (values[tree.find(np.append(edges, np.nextafter(edges, 0)))] > 0).all()
-
-
-def test_numbers_are_found_in_proportion_to_their_size() -> None:
-    values = np.array([0.0, 1.0, 2.0, 0.0, 5.0] * 10)
-    tree = SumTree(50)
-    tree.set(np.arange(50), values)
-    draws = 80_000
-    counts = np.bincount(tree.find((np.arange(draws) + 0.5) / draws * tree.total), minlength=50)
-    np.testing.assert_allclose(counts, values / values.sum() * draws, atol=1)
-
-
-def test_last_value_counts_when_an_index_is_set_twice() -> None:
-    tree = SumTree(100)
-    tree.set(np.array([3, 70, 3]), np.array([1.0, 2.0, 4.0]))
-    assert tree.values[3] == 4
-    assert tree.total == 6
-
-
-@pytest.mark.parametrize("size", [1, WIDTH, WIDTH + 1, WIDTH**2, WIDTH**3 + 1])
-def test_last_number_is_found_for_any_size_of_the_tree(size: int) -> None:
-    tree = SumTree(size)
-    tree.set(np.array([size - 1]), 0.7)
-    assert tree.find(np.array([0.0, 0.3, 0.7])).tolist() == [size - 1] * 3
