@@ -26,15 +26,8 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 def corridor(monkeypatch: pytest.MonkeyPatch) -> Component:
     """Return the example of the docs."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    keys: dict[str, object] = {
-        "name": "corridor",
-        "num_envs": 3,
-        "max_frame": 100,
-        "length": 8,
-        "max_episode_steps": 20,
-    }
-    keys["info_keys"] = None
-    return dataclass_of(Component, {"_target_": "vector_corridor.VectorCorridor", **keys}, "env")
+    node = {"_target_": "vector_corridor.VectorCorridor", "name": "corridor", "num_envs": 3, "max_frame": 100}
+    return dataclass_of(Component, {**node, "length": 8, "max_episode_steps": 20, "info_keys": None}, "env")
 
 
 def test_example_of_the_docs_equals_separate_environments(corridor: Component) -> None:

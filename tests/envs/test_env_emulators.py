@@ -9,8 +9,6 @@ from env_cases import assert_same_steps, atari, play, sampled
 
 from labrl.envs.emulators import FEW_THREADS
 from labrl.envs.make import make_env
-from labrl.envs.vector import SHORT
-from labrl.seeding import episode_seed
 from labrl.step import Step
 
 
@@ -51,19 +49,3 @@ def test_saved_game_is_restored_although_another_was_prepared() -> None:
     env.load_state_dict(state)
     assert_same_steps(play(env, after, 40), expected)
     env.close()
-
-
-def test_second_episodes_are_prepared_one_per_step_unless_a_run_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    env = make_env(atari("pong"), seed=3, num_threads=FEW_THREADS + 1, num_envs=2)
-    prepared: list[tuple[int, int]] = []
-    monkeypatch.setattr(env.backend, "prepare", lambda number, seed: prepared.append((number, seed)))
-    env.reset()
-    actions, counts = sampled(env, seed=1), []
-    for step in range(SHORT + 3):
-        play(env, actions, 1, first=step)
-        counts.append(len(prepared))
-    env.close()
-    assert counts == [*[0] * (SHORT - 1), 1, 2, 2, 2]
-    assert prepared == [(0, episode_seed(3, 0, 1)), (1, episode_seed(3, 1, 1))]

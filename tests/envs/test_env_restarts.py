@@ -21,25 +21,24 @@ from labrl.envs.workers import EnvironmentLostError
 
 
 class FailsOnce(Walk):
-    """Walk that fails in one of several ways in the step that reaches a position, once for each `marks`.
+    """Walk that fails in one of several ways in the step that reaches position 5, if `mark` does not exist.
 
-    Every step fails of which the file does not exist yet that it writes.
+    It makes this file, so that it fails once.
     """
 
     def __init__(
-        self, marks: str, how: str, goal: int = 9, masked: bool = False, repeats: bool = True
+        self, mark: str, how: str, goal: int = 9, masked: bool = False, repeats: bool = True
     ) -> None:
         super().__init__(goal)
-        self._marks, self._how, self._masked, self._repeats = Path(marks), how, masked, repeats
+        self._mark, self._how, self._masked, self._repeats = Path(mark), how, masked, repeats
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=seed)[0], self._info()
 
     def step(self, action: Any) -> Any:
         *answer, _ = super().step(action)
-        mark = self._marks / "5"
-        if self.position == 5 and not mark.exists():
-            mark.touch()
+        if self.position == 5 and not self._mark.exists():
+            self._mark.touch()
             if self._how == "raised":
                 raise OSError("the simulator gave up")
             if self._how == "left":
@@ -56,17 +55,10 @@ class FailsOnce(Walk):
         return {"action_mask": np.array([self.position % 3 > 0, True])} if self._masked else {}
 
 
-def failing(folder: Path, how: str, **settings: Any) -> Component:
+def failing(mark: Path, how: str, **settings: Any) -> Component:
     make = {name: settings.pop(name) for name in ("masked", "repeats") if name in settings}
     keys = {"vectorization": "async", "fresh_env_per_episode": False, **settings}
-    return own_env(FailsOnce, {"marks": str(folder), "how": how, **make}, **keys)
-
-
-def prepare(folder: Path, *marks: int) -> Path:
-    folder.mkdir()
-    for mark in marks:
-        (folder / str(mark)).touch()
-    return folder
+    return own_env(FailsOnce, {"mark": str(mark), "how": how, **make}, **keys)
 
 
 @pytest.mark.parametrize(("how", "masked"), [("raised", False), ("killed", True), ("left", False)])
@@ -75,8 +67,9 @@ def test_steps_equal_those_without_the_failure(
     how: str, masked: bool, num_threads: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = []
-    for name, marks in (("whole", (5,)), ("failing", ())):
-        component = failing(prepare(tmp_path / name, *marks), how, masked=masked)
+    (tmp_path / "whole").touch()
+    for name in ("whole", "failing"):
+        component = failing(tmp_path / name, how, masked=masked)
         env = make_env(component, seed=3, num_threads=num_threads, num_envs=3)
         try:
             env.reset()
@@ -85,14 +78,14 @@ def test_steps_equal_those_without_the_failure(
             env.close()
     assert_same_steps(*runs)
     assert [step.mask is None for step in runs[0]] == [not masked] * 60
-    assert (tmp_path / "failing" / "5").exists()
+    assert (tmp_path / "failing").exists()
     (said,) = [record.getMessage() for record in caplog.records]
     assert "env.restarts" in said
     assert {"raised": "the simulator gave up", "killed": "SIGKILL", "left": "3"}[how] in said
 
 
 def test_episode_that_is_not_repeated_ends_as_truncated(tmp_path: Path) -> None:
-    env = make_env(failing(prepare(tmp_path / "marks"), "killed", repeats=False), 3, 1, num_envs=2)
+    env = make_env(failing(tmp_path / "mark", "killed", repeats=False), 3, 1, num_envs=2)
     env.reset()
     steps = play(env, lambda step: np.array([1, 0]), 7)
     env.close()
@@ -108,14 +101,14 @@ def test_episode_that_is_not_repeated_ends_as_truncated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_environment_fails_for_good_when_its_restarts_are_used_up(restarts: int, tmp_path: Path) -> None:
-    marks = prepare(tmp_path / "marks")
-    env = make_env(failing(marks, "killed", restarts=restarts), seed=3, num_threads=1, num_envs=1)
+    mark = tmp_path / "mark"
+    env = make_env(failing(mark, "killed", restarts=restarts), seed=3, num_threads=1, num_envs=1)
     env.reset()
     failed = 0
     with refused("lost-process", "env", "SIGKILL", kind=EnvironmentLostError):
         for _ in range(100):
-            failed += (marks / "5").exists()
-            (marks / "5").unlink(missing_ok=True)
+            failed += mark.exists()
+            mark.unlink(missing_ok=True)
             env.step(np.array([1]))
     assert failed == restarts
     env.close()
@@ -127,9 +120,10 @@ def test_rows_equal_those_of_a_run_without_the_failure(how: str, tmp_path: Path)
     overrides = [*QUIET, *VECTOR, "env=gymnasium", "env.id=null", "env.name=walk", "env.vectorization=async"]
     overrides += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2", "env.num_envs=2"]
     overrides += ["env.max_frame=400", "env.fresh_env_per_episode=false"]
-    for name, marks in (("whole", (5,)), ("failing", ())):
-        folder = prepare(tmp_path / f"marks_{name}", *marks)
-        make = f"env.make={{_target_: test_env_restarts.FailsOnce, marks: {folder}, how: {how}}}"
+    (tmp_path / "mark_of_whole").touch()
+    for name in ("whole", "failing"):
+        mark = tmp_path / f"mark_of_{name}"
+        make = f"env.make={{_target_: test_env_restarts.FailsOnce, mark: {mark}, how: {how}}}"
         result = labrl.train([*overrides, make, f"hydra.run.dir={tmp_path / name}"])
         assert result.exit_code == 0
     assert differences(tmp_path / "whole", tmp_path / "failing") == []

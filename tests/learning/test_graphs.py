@@ -7,13 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
+import torch
 from exact_cases import KL, QUIET, TASKS, rows, state, unequal
+from learner_cases import ADAM, Rows
 from recorder import record
+from torch import Tensor, nn
 
 import labrl
 from labrl.learning import graphs
 from labrl.learning.compute import Compute
+from labrl.learning.make import make_learner
+from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.extended
 
@@ -125,3 +131,22 @@ def test_parts_that_are_not_labrls_own_are_not_recorded(
     trained(tmp_path / "run", *CASES["ppo"], "agent._target_=own_agent.Own", "env.max_frame=240")
     log = (tmp_path / "run" / "session_0" / "session.log").read_text()
     assert "own_agent.Own" in log
+
+
+def test_hook_on_a_network_that_the_loss_of_another_one_uses_is_called() -> None:
+    compute = Compute(torch.device("cpu"), torch.float32, 1, record=record)
+    spaces = Spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 1)
+    one, other = (make_learner(nn.Linear(3, 2), spaces, compute, ADAM, 1.0) for _ in range(2))
+
+    def loss(network: Any, batch: Rows) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            target = other.forward_network(batch.inputs)
+        error = (network(batch.inputs) - target).square().mean()
+        return error, error.detach().view(1)
+
+    for _ in range(graphs.WARM_UP + 3):
+        one.update(loss, Rows(torch.ones(4, 3)), 0.01)
+    calls: list[int] = []
+    other.network.register_forward_hook(lambda *_: calls.append(1))
+    one.update(loss, Rows(torch.ones(4, 3)), 0.01)
+    assert calls == [1]

@@ -11,8 +11,6 @@ import pytest
 import torch
 from learner_cases import (
     ADAM,
-    CHANGES,
-    Doubled,
     Rows,
     autocast,
     compute,
@@ -22,24 +20,15 @@ from learner_cases import (
     reference,
     without_amx,  # noqa: F401
 )
-from numpy.typing import NDArray
-from options import options
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner
 from labrl.learning.make import make_learner
-from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.layers import Float32Linear
-from labrl.networks.q_network import QNetwork
-from labrl.networks.torso import NatureCNN
 from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("without_amx")
-TWO, VECTOR = gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (6,))
-IMAGE = gym.spaces.Box(0, 255, (4, 44, 36), np.uint8)
-SPACES = Spaces(gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), TWO, 4)
+SPACES = Spaces(gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), gym.spaces.Discrete(2), 4)
 ROWS = Rows(
     torch.randn(31, 3, 6, 6, generator=torch.Generator().manual_seed(1)),
     torch.randn(31, 2, generator=torch.Generator().manual_seed(2)),
@@ -90,24 +79,6 @@ def test_gradients_of_slices_add_up_to_that_of_the_minibatch(
     torch.testing.assert_close(statistics, means)
     of_rows = learner.gradient(loss_of_rows, ROWS)
     torch.testing.assert_close(of_rows, loss_of_rows(learner.network, ROWS)[1])
-    learner.close()
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_all_workers_use_changed_weights(change: Any) -> None:
-    learner = learner_of(compute(3))
-    before = learner.forward(ROWS.inputs.numpy())
-    change(learner, ROWS)
-    expected, _ = reference(learner.network, ROWS)
-    learner.gradient(mean_loss, ROWS)
-    for found, gradient in zip(gradients(learner), expected, strict=True):
-        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
-    SEEN.clear()
-    after = learner.forward(ROWS.inputs.numpy())
-    assert len(SEEN) == 3
-    with torch.no_grad():
-        np.testing.assert_allclose(after, learner.network(ROWS.inputs), rtol=1e-5, atol=1e-6)
-    assert not np.allclose(after, before)
     learner.close()
 
 
@@ -186,99 +157,4 @@ def test_all_cores_share_each_matrix_product_only_with_amx(
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
-    learner.close()
-
-
-def large_network() -> nn.Module:
-    """Return a network with weights that are rounded once for all workers in bfloat16."""
-    torch.manual_seed(0)
-    config = options("agent.network.torso", "agent/network=nature_cnn", features=2048)
-    return nn.Sequential(NatureCNN(config, IMAGE), Float32Linear(2048, 2))
-
-
-def actor_critic() -> nn.Module:
-    torch.manual_seed(0)
-    config = options("agent.network", "agent/network=nature_cnn")
-    return ActorCritic(config, Spaces(IMAGE, TWO, 4), num_outputs=2, log_std_init=None)
-
-
-def q_network() -> nn.Module:
-    torch.manual_seed(0)
-    config = options("agent.network", "agent=dqn agent/network=mlp", dueling=True, head=[5])
-    return QNetwork(config, Spaces(VECTOR, TWO, 4), num_actions=2, num_outputs=3)
-
-
-IMAGES = np.random.default_rng(0).integers(0, 256, (36, 44, 36, 4), np.uint8)
-LEARNERS: dict[str, tuple[Any, gym.spaces.Box, Compute, NDArray]] = {
-    "kernel": (q_network, VECTOR, compute(1), ROWS.inputs[:, 0, 0].numpy()),
-    "workers": (actor_critic, IMAGE, compute(2), IMAGES),
-    "bfloat16": (large_network, IMAGE, BF16, IMAGES),
-}
-"""By the way in which outputs are computed: a network, its observation space, and observations."""
-
-
-def parts(outputs: Any) -> list[Any]:
-    """Return the outputs of a network, without the recurrent state."""
-    return [each for each in outputs if each is not None] if isinstance(outputs, tuple) else [outputs]
-
-
-def loss_of_first_output(net: Any, rows: Rows) -> tuple[Tensor, Tensor]:
-    error = parts(net(rows.inputs))[0].float().square().mean()
-    return error, error.detach().reshape(1)
-
-
-@pytest.mark.parametrize("kind", LEARNERS)
-def test_hooks_take_effect_until_they_are_removed(kind: str) -> None:
-    make, space, of, seen = LEARNERS[kind]
-    learner, rows = make_learner(make(), Spaces(space, TWO, 4), of, ADAM), Rows(torch.from_numpy(seen))
-    learner.gradient(loss_of_first_output, rows)
-    before, gradient = parts(learner.forward(seen))[0], learner.flat.gradient.clone()
-    calls: list[int] = []
-
-    def nothing(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        calls.append(len(output))
-        return output * 0
-
-    layer = next(part for part in learner.network.modules() if isinstance(part, nn.Linear))
-    hook = layer.register_forward_hook(nothing)
-    assert not np.allclose(parts(learner.forward(seen))[0], before)
-    learner.gradient(loss_of_first_output, rows)
-    assert calls == [len(seen)] * 2, "it was not called once with all rows"
-    assert not layer.weight.grad.any()
-    hook.remove()
-    hook = layer.weight.register_hook(torch.zeros_like)
-    learner.gradient(loss_of_first_output, rows)
-    assert not layer.weight.grad.any()
-    hook.remove()
-    learner.gradient(loss_of_first_output, rows)
-    assert np.array_equal(parts(learner.forward(seen))[0], before)
-    assert torch.equal(learner.flat.gradient, gradient)
-    learner.close()
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("kind", LEARNERS)
-def test_parametrizations_take_effect(kind: str, later: bool) -> None:
-    make, space, of, seen = LEARNERS[kind]
-    module, rows = make(), Rows(torch.from_numpy(seen))
-    layer = next(part for part in module.modules() if isinstance(part, nn.Linear))
-    if not later:
-        parametrize.register_parametrization(layer, "weight", Doubled())
-    learner = make_learner(module, Spaces(space, TWO, 4), of, ADAM)
-    if later:
-        learner.gradient(loss_of_first_output, rows)
-        parametrize.register_parametrization(layer, "weight", Doubled())
-    exact = 0.02 if kind == "bfloat16" else 1e-5
-    for _ in range(2):
-        with autocast() if kind == "bfloat16" else torch.enable_grad():
-            expected, _ = loss_of_first_output(module, rows)
-            outputs = [each.detach().float() for each in parts(module(rows.inputs))]
-        wanted = torch.autograd.grad(expected, list(module.parameters()), allow_unused=True)
-        for found, output in zip(parts(learner.forward(seen)), outputs, strict=True):
-            np.testing.assert_allclose(found, output, rtol=exact, atol=exact)
-        learner.gradient(loss_of_first_output, rows)
-        for weight, slope in zip(module.parameters(), wanted, strict=True):
-            by_autograd = torch.zeros_like(weight) if slope is None else slope
-            torch.testing.assert_close(weight.grad, by_autograd, rtol=exact, atol=exact)
-        learner.step(0.1)
     learner.close()

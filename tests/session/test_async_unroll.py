@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -105,12 +106,8 @@ def test_learner_stores_all_steps_and_keeps_its_update_ratio(overrides: list[str
 
 @pytest.mark.usefixtures("recording")
 def test_queue_size_and_update_period_bound_age_of_weights(tmp_path: Path) -> None:
-    overrides = [
-        *CARTPOLE,
-        "agent.updates_per_frame=2",
-        "meta.async_unroll.queue_size=2",
-        "meta.async_unroll.update_period=6",
-    ]
+    unroll = ["meta.async_unroll.queue_size=2", "meta.async_unroll.update_period=6"]
+    overrides = [*CARTPOLE, "agent.updates_per_frame=2", *unroll]
     session = play(overrides, Run.create(tmp_path / "run"))
     updates = 4  # per vector step
     made = [max((2 * step - 60) * 2, 0) for step in range(120)]  # updates before the learner takes each step
@@ -163,24 +160,20 @@ def test_each_resume_begins_new_episodes(tmp_path: Path) -> None:
     assert not np.isin(begun[2].observation, begun[1].observation).any()
 
 
-class Breaks:
+class Breaks(gymnasium.Wrapper[Any, Any, Any, Any]):
     """CartPole that raises an error in its 51st step, or hangs there."""
 
-    def __new__(cls, hangs: bool = False) -> Any:
-        import gymnasium
+    def __init__(self, hangs: bool = False) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.hangs, self.left = hangs, 50
 
-        class Broken(gymnasium.Wrapper):  # type: ignore[type-arg]
-            left = 50
-
-            def step(self, action: Any) -> Any:
-                self.left -= 1
-                if self.left < 0:
-                    if not hangs:
-                        raise ArithmeticError("the simulator gave up")
-                    time.sleep(600)
-                return super().step(action)
-
-        return Broken(gymnasium.make("CartPole-v1"))
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            if not self.hangs:
+                raise ArithmeticError("the simulator gave up")
+            time.sleep(600)
+        return super().step(action)
 
 
 def broken(**kwargs: Any) -> list[str]:

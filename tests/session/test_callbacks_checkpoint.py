@@ -82,16 +82,6 @@ def test_full_disk_fails_the_session_only_when_its_end_is_not_saved(
     assert caplog.text.count("No space left") == 1
 
 
-def fill_disk_after(frame: int, session: ToySession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every write fail as on a full disk once the session is beyond `frame`."""
-
-    def full(*_: Any) -> None:
-        if session.clock.frame > frame:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
-
-
 @pytest.mark.parametrize(
     ("files", "saved", "frame"),
     [({"frames_safe": 2 * 40 + 4}, 40, 40 + 2 * 40), ({"fills": 0.1}, 52, 52 + 10 * 4)],
@@ -101,7 +91,12 @@ def test_training_stops_before_overwriting_data_of_the_last_checkpoint(
 ) -> None:
     session = ToySession(tmp_path)
     session.in_files(**files)
-    fill_disk_after(52, session, monkeypatch)
+
+    def full(*_: Any) -> None:
+        if session.clock.frame > 52:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
     with pytest.raises(DiskRefusesError) as refused:
         session.run(*callbacks(session))
     assert refused.value.key == str(session.folder.path / "replay")
@@ -109,9 +104,7 @@ def test_training_stops_before_overwriting_data_of_the_last_checkpoint(
     assert store(session).frames()[0] == saved
 
 
-def test_checkpoints_are_earlier_when_files_fill_quickly(
-    tmp_path: Path,
-) -> None:
+def test_checkpoints_are_earlier_when_files_fill_quickly(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=80)
     session.in_files(fills=0.1)  # the files hold ten steps of four frames, which two checkpoints share
     session.run(*callbacks(session))

@@ -94,20 +94,15 @@ def test_score_of_evaluation_replaces_a_best_score_of_training(tmp_path: Path) -
 
 
 def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> None:
-    session = ToySession(tmp_path, max_frame=100)
-    session.config.env = COUNTDOWN
-    session.run(evaluation(50, num_envs=8))
-    for row in rows(session):
-        assert row["episodes"] == 8
-        assert row["source"] == "evaluation"
-        assert row["return_mean"] == row["length_mean"], "the return is not 1 per step"
     # Lengths are uniform from 1 to 11. A mean over the episodes that end first would favor short ones.
     seen = []
     for frame in range(4, 84, 4):
-        other = ToySession(tmp_path / str(frame), max_frame=frame, seed=frame)
-        other.config.env = COUNTDOWN
-        other.run(evaluation(1000, num_envs=16))
-        seen.append(rows(other)[0]["return_mean"])
+        session = ToySession(tmp_path / str(frame), max_frame=frame, seed=frame)
+        session.config.env = COUNTDOWN
+        (row,) = rows(session.run(evaluation(1000, num_envs=16)))
+        assert (row["episodes"], row["source"]) == (16, "evaluation")
+        assert row["return_mean"] == row["length_mean"], "the return is not 1 per step"
+        seen.append(row["return_mean"])
     assert np.mean(seen) == pytest.approx(6, abs=0.6)
 
 

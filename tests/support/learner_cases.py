@@ -1,4 +1,4 @@
-"""Losses, minibatches and ways to change weights, shared by the tests of learners."""
+"""Losses and minibatches, shared by the tests of learners."""
 
 from __future__ import annotations
 
@@ -78,33 +78,3 @@ def gradients(learner: Learner[Any]) -> list[Tensor]:
 def updated(learner: Learner[Any], rows: Rows) -> None:
     learner.gradient(mean_loss, rows)
     learner.step(lr=0.1)
-
-
-def restored(learner: Learner[Any], rows: Rows) -> None:
-    state = copy.deepcopy(learner.state_dict())
-    for tensor in state["network"].values():
-        tensor.mul_(1.2)
-    learner.load_state_dict(state)
-
-
-def written_in_place(learner: Learner[Any], rows: Rows) -> None:
-    with torch.no_grad():
-        next(learner.network.parameters()).mul_(1.2)
-
-
-def written_by_another_session(learner: Learner[Any], rows: Rows) -> None:
-    common = learner.weights.clone()
-    learner.flat.move_to(common)
-    learner.forward(rows.inputs.numpy())
-    common.mul_(1.2)
-
-
-CHANGES = [updated, restored, written_in_place, written_by_another_session]
-"""All ways in which the weights of a learner can change."""
-
-
-class Doubled(nn.Module):
-    """A parametrization that doubles the weight."""
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * 2
