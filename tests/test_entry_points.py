@@ -175,7 +175,7 @@ def test_waiting_openmp_threads_soon_sleep_unless_the_user_chose_otherwise(
 
 HEAVY = ("torch", "gymnasium", "ale_py", "optuna", "wandb", "matplotlib", "av")
 
-REFUSED = """
+PROGRAM = """
 import contextlib, io, json, sys
 sys.path.insert(0, {tests!r})
 from compositions import remember
@@ -183,9 +183,9 @@ import labrl, labrl.cli
 remember()
 from labrl.errors import InputError
 messages, experiments = [], False
-for command in json.loads(sys.argv[1]):
-    with contextlib.redirect_stderr(io.StringIO()) as error:
-        assert labrl.cli.main(command) == 2, command
+for command, code in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(error):
+        assert labrl.cli.main(command) == code, command
     messages.append(error.getvalue())
     loaded = [name for name in {heavy} if name in sys.modules]
     assert not loaded, (command, loaded)
@@ -199,7 +199,10 @@ assert "torch" not in sys.modules
 print(json.dumps(messages))
 """
 
-WRONG = {
+ANSWERED = {
+    "--help": "env=",
+    "--cfg job env=pong": "pong",
+    "--info origin env=pong": "agent.lr",
     "agent.lrr=1": "agent.lrr",
     "env=ponk": "env=pong",
     "agent=dqn agent.horizon=5": "agent.horizon",
@@ -210,15 +213,15 @@ WRONG = {
 
 
 @pytest.mark.extended
-def test_wrong_key_or_option_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
-    program = REFUSED.format(heavy=HEAVY, tests=str(Path(__file__).parent / "support"))
-    commands = json.dumps([command.split() for command in WRONG])
+def test_help_and_refusals_load_no_heavy_library(tmp_path: Path) -> None:
+    program = PROGRAM.format(heavy=HEAVY, tests=str(Path(__file__).parent / "support"))
+    codes = [(command.split(), 0 if command.startswith("--") else 2) for command in ANSWERED]
     done = subprocess.run(
-        [sys.executable, "-c", program, commands], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-c", program, json.dumps(codes)], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     for (command, key), message in zip(
-        [*WRONG.items(), ("train", "agent.lrr")], json.loads(done.stdout), strict=True
+        [*ANSWERED.items(), ("train", "agent.lrr")], json.loads(done.stdout), strict=True
     ):
         assert key in message, (command, message)
     assert not list(tmp_path.glob("runs/*/*"))

@@ -36,6 +36,11 @@ def measured(config: dict[str, Any], mean: float) -> None:
     path.write_text(json.dumps({"mean": mean, "std": 1.0, "episodes": 100}))
 
 
+def statistics_of(path: Path, sessions: list[list[dict[str, Any]]], **facts: Any) -> dict[str, Any]:
+    """Write a run and return its statistics."""
+    return trial_statistics(load_run(write_run(path, sessions, **facts)))
+
+
 def reasons(statistics: dict[str, Any]) -> list[str]:
     return [entry["reason"] for entry in statistics["left_out"]]
 
@@ -66,7 +71,7 @@ def test_measures_of_a_trial_match_their_formulas(tmp_path: Path) -> None:
 
 
 def test_measures_that_need_a_baseline_are_none_with_a_warning_without_one(tmp_path: Path) -> None:
-    statistics = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10), rising(20)])))
+    statistics = statistics_of(tmp_path / "a", [rising(10), rising(20)])
     assert statistics["baseline"] is None
     assert {statistics["sessions"][0][name] for name in ("strength", "sample_efficiency", "stability")} == {
         None
@@ -74,15 +79,13 @@ def test_measures_that_need_a_baseline_are_none_with_a_warning_without_one(tmp_p
     assert statistics["consistency"] is None
     config = config_with()
     measured(config, 1.0)
-    known = trial_statistics(load_run(write_run(tmp_path / "b", [rising(10), rising(20)], config=config)))
+    known = statistics_of(tmp_path / "b", [rising(10), rising(20)], config=config)
     assert len(statistics["warnings"]) == len(known["warnings"]) + 1
 
 
 def test_atari_game_is_compared_with_published_scores(tmp_path: Path) -> None:
     config = config_with(env__name="pong", env__game="pong")
-    statistics = trial_statistics(
-        load_run(write_run(tmp_path / "a", [rows_of([100], [14.6])], config=config))
-    )
+    statistics = statistics_of(tmp_path / "a", [rows_of([100], [14.6])], config=config)
     assert statistics["baseline"]["source"] == "published"
     assert statistics["threshold"] == {"value": 14.6, "source": "human"}
     assert statistics["sessions"][0]["human_normalized"] == pytest.approx(1)
@@ -90,11 +93,11 @@ def test_atari_game_is_compared_with_published_scores(tmp_path: Path) -> None:
 
 
 def test_one_seed_has_no_interval_and_few_seeds_get_a_warning(tmp_path: Path) -> None:
-    statistics = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10)])))
+    statistics = statistics_of(tmp_path / "a", [rising(10)])
     assert statistics["estimates"]["final_return"]["iqm"] == {"value": 10.0, "low": None, "high": None}
     assert statistics["curve"]["iqm_low"] == [None] * 10
-    three = trial_statistics(load_run(write_run(tmp_path / "b", [rising(10)] * 3)))
-    twenty = trial_statistics(load_run(write_run(tmp_path / "c", [rising(10)] * 20)))
+    three = statistics_of(tmp_path / "b", [rising(10)] * 3)
+    twenty = statistics_of(tmp_path / "c", [rising(10)] * 20)
     assert len(statistics["warnings"]) == len(three["warnings"]) == len(twenty["warnings"]) + 1
     assert any("3" in text for text in three["warnings"]), "no warning names the number of seeds"
 
@@ -102,9 +105,7 @@ def test_one_seed_has_no_interval_and_few_seeds_get_a_warning(tmp_path: Path) ->
 def test_rows_without_a_return_are_skipped(tmp_path: Path) -> None:
     nan = float("nan")
     rows = rows_of([100, 200, 300], [nan, 4.0, nan])
-    statistics = trial_statistics(
-        load_run(write_run(tmp_path / "a", [rows, rows_of([100, 200, 300], [nan] * 3)]))
-    )
+    statistics = statistics_of(tmp_path / "a", [rows, rows_of([100, 200, 300], [nan] * 3)])
     session = statistics["sessions"][0]
     assert (session["rows"], session["final_return"], session["frames"]) == (1, 4, 300)
     assert statistics["counted"] == 1
@@ -145,7 +146,7 @@ def test_running_session_is_left_out_and_the_run_marked_as_running(tmp_path: Pat
 
 def test_run_without_rows_has_empty_statistics(tmp_path: Path) -> None:
     for name, sessions in (("none", []), ("empty", [[]])):
-        statistics = trial_statistics(load_run(write_run(tmp_path / name, sessions, status="failed")))
+        statistics = statistics_of(tmp_path / name, sessions, status="failed")
         assert (statistics["counted"], statistics["estimates"], statistics["curve"]["frame"]) == (0, {}, [])
         json.dumps(statistics, allow_nan=False)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,28 +13,6 @@ from labrl.envs.games import games
 from labrl.errors import DONE, WRONG_INPUT
 
 CONFIGS = config_folder()
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["--help"],
-        ["--cfg", "job", "env=pong"],
-        ["--info", "origin"],
-    ],
-)
-def test_help_and_information_import_no_heavy_library(overrides: list[str], tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from labrl.cli import main\n"
-        f"main({overrides!r})\n"
-        "heavy = {'torch', 'pydantic', 'gymnasium', 'ale_py', 'wandb', 'tensorboard'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert os.listdir(tmp_path) == []
 
 
 def test_help_names_every_option_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:

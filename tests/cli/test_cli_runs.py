@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 from one_process import ONE_PROCESS
+from run_cases import files_of
 
 import labrl
 from labrl.cli import main
@@ -62,6 +63,9 @@ def test_run_folder_is_named_by_time_agent_env_and_unique_suffix(capsys: pytest.
         assert not (folder / ".hydra").exists()
         assert not list(folder.glob("*.log"))
         assert f"run folder: {folder.resolve()}" in output
+    before = files_of(folders[0])
+    assert main([*QUICK, f"hydra.run.dir={folders[0]}"]) == WRONG_INPUT, "a run was overwritten"
+    assert files_of(folders[0]) == before
 
 
 @pytest.mark.parametrize("existing", ["config.yaml", "session_0/train.csv"])

@@ -16,10 +16,6 @@ DQN = "agent=dqn env=cartpole env.max_frame=2000"
 RANDOM = "agent=random env=cartpole"
 
 CASES = {
-    "exploration": (
-        f"{DQN} ~agent.exploration +agent.exploration={{_target_:own_parts.RaisingExploration}}",
-        "agent.exploration own_parts.RaisingExploration licence",
-    ),
     "exploration of a wrong class": (
         f"{DQN} ~agent.exploration +agent.exploration={{_target_:own_parts.Raises}}",
         "agent.exploration own_parts.Raises labrl.agents.parts.exploration.Exploration",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb_cases import LogContent, Server, by_frame, logs, read_log, tables, wandb
+from wandb_cases import LogContent, Server, by_frame, forget_user, logs, read_log, tables, wandb
 
 from labrl.config.compose import compose, to_plain
 from labrl.dashboards.wandb_session import WandbSession
@@ -25,10 +25,7 @@ pytestmark = pytest.mark.extended
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Keep W&B's files and settings of the user out of the tests, and those of the tests out of the home."""
-    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")  # generous, for busy machines
+    forget_user(monkeypatch, tmp_path / "home")
     yield
     wandb.teardown()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from options import options
+from wandb_cases import forget_user
 
 from labrl.config.compose import compose, resolve
 from labrl.dashboards.sender import has_login, resolve_mode, shown_on_wandb
@@ -17,9 +17,7 @@ from labrl.run.run import Run
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    forget_user(monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
 
 

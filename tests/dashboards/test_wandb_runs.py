@@ -13,7 +13,7 @@ import pytest
 from commands import start_labrl
 from exact_cases import differences
 from paced import PACED, UNPACED
-from wandb_cases import API_KEY, Server, by_frame, logs, read_log, tables
+from wandb_cases import API_KEY, Server, by_frame, forget_user, logs, read_log, tables
 
 from labrl.cli import main, send_to_wandb
 from labrl.errors import WRONG_INPUT
@@ -27,12 +27,7 @@ QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove any login and settings of W&B, and use an empty home folder."""
-    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")  # generous, for busy machines
-    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
+    forget_user(monkeypatch, tmp_path / "home")
 
 
 def test_rows_are_complete_after_a_kill_and_wandb_does_not_change_the_run(

@@ -119,9 +119,6 @@ def test_greedy_and_checkpoint_can_be_chosen(folder: Path, capsys: pytest.Captur
         assert main([f"+enjoy={run}", "episodes=1", "videos=0", *overrides]) == 0
     found = [json.loads(path.read_text()) for path in (run / "enjoy").glob("*/result.json")]
     assert {(256, True), (192, False)} <= {(result["frame"], result["greedy"]) for result in found}
-    output = capsys.readouterr().out
-    assert "256" in output
-    assert "192" in output
     message = refused(capsys, f"+enjoy={run}", "checkpoint=77")
     assert all(part in message for part in ("checkpoint=77", "256, 192, 128", "best"))
     message = refused(capsys, f"+enjoy={folder / 'random_pendulum'}", "greedy=true")
@@ -183,22 +180,11 @@ def test_missing_run_or_display_is_refused(
 def test_render_human_plays_in_a_window_without_videos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    monkeypatch.setattr("labrl.envs.screen.WatchedGymnasium.__init__", _init_fast)
+    monkeypatch.setattr("labrl.envs.screen.frames_per_second", lambda metadata: 5000.0)
     run = folder / "ppo_cartpole"
     assert main([f"+enjoy={run}", "episodes=2", "render=human", "seed=3"]) == 0
     result = next((run / "enjoy").glob("*seed_3/result.json"))
     assert [one["video"] for one in json.loads(result.read_text())["episodes"]] == [None, None]
-
-
-def _init_fast(self, config) -> None:
-    """Initialize the environment like WatchedGymnasium, but show it at 5000 frames per second."""
-    import dataclasses
-
-    from labrl.envs.gym import GymnasiumEnv
-
-    shown = dataclasses.replace(config, kwargs={"render_mode": "rgb_array"}, fresh_env_per_episode=True)
-    GymnasiumEnv.__init__(self, shown, num_envs=1, num_threads=1)
-    self.frames_per_second = 5000.0
 
 
 def test_enjoy_takes_a_pattern_that_matches_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,8 +206,7 @@ def test_wrong_arguments_are_refused(name: str, key: str, call: Callable[[Any], 
 def test_environment_of_a_policy_renders_images(folder: Path) -> None:
     env = labrl.load(folder / "ppo").env(render_mode="rgb_array")
     env.reset(seed=1)
-    picture = env.render()
-    assert np.shape(picture)[2] == 3
+    assert np.shape(env.render())[2] == 3
     env.close()
 
 

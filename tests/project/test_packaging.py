@@ -112,16 +112,6 @@ def test_editable_install_reads_the_checkouts_yaml(source: Path, tmp_path: Path)
     )
 
 
-def test_config_dir_adds_to_the_installed_groups(installed: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own" / "agent"
-    own.mkdir(parents=True)
-    (own / "mine.yaml").write_text("defaults: [random, _self_]\n")
-    printed = run(
-        installed / "labrl", "--config-dir", own.parent, "agent=mine", "--cfg", "job", cwd=tmp_path
-    ).stdout
-    assert "_target_: labrl.agents.random" in printed
-
-
 @pytest.mark.parametrize("editable", [True, False], ids=["editable", "folder"])
 def test_command_that_a_message_gives_for_an_extra_installs_it(
     editable: bool, source: Path, tmp_path: Path

@@ -127,28 +127,18 @@ def test_page_keeps_earlier_results_when_their_run_is_missing(
     sarsa = next(cell for cell in cells() if cell.name == "cartpole_sarsa")
 
     def page_after_run(root: str, score: float, **options: Any) -> str:
-        setting = {"num_envs": sarsa.num_envs, "max_frame": sarsa.frames}
-        changes = {f"env__{key}": value for key, value in setting.items()}
+        changes = {"env__num_envs": sarsa.num_envs, "env__max_frame": sarsa.frames}
         scores = [score + change for change in (-1, 0, 0, 1)]
-        run_with(
-            tmp_path / root / sarsa.name,
-            scores,
-            meta__log_frequency=sarsa.log_frequency,
-            **changes,
-            **options,
-        )
+        changes |= {"meta__log_frequency": sarsa.log_frequency, **options}
+        run_with(tmp_path / root / sarsa.name, scores, **changes)
         results.write_page(tmp_path / root)
         return (tmp_path / "results.md").read_text()
 
     page = page_after_run("first", 480.0)
     assert "| sarsa | 430.9 | 480.0 [" in page
     rows = Records(tmp_path / "results").numbers["cartpole_sarsa"]
-    assert all(re.fullmatch(r"[0-9a-f]{40}\+?|", row["commit"]) for row in rows)
-    assert all("cores" in row["machine"] for row in rows)
     assert [float(row["score"]) for row in rows] == [479, 480, 480, 481]
-    assert [row["session"] for row in rows] == ["0", "1", "2", "3"]
     text = (tmp_path / "results" / "configs" / "cartpole_sarsa.yaml").read_text()
-    assert re.match(r"# labrl \+rerun=\S*results/configs/cartpole_sarsa\.yaml\n# sessions: 4, seed: ", text)
     assert yaml.safe_load(text) == load_run(tmp_path / "first" / sarsa.name).config
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page

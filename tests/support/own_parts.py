@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium as gym
 
 from labrl.agents.agent import Agent
-from labrl.agents.parts.exploration import ExplorationTraits, NetworkNoise
 from labrl.agents.random import RandomAgent
 
 
@@ -28,12 +27,6 @@ class Exits(gym.Env[Any, Any]):
 
 class NoSpaces(gym.Env[Any, Any]):
     """An environment without observation and action spaces."""
-
-
-class RaisingExploration(Raises, NetworkNoise):
-    """An exploration that raises an error when it is created."""
-
-    TRAITS = ExplorationTraits()
 
 
 class Empty(Agent):

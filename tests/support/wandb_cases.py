@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 import wandb
 from wandb.proto import wandb_internal_pb2
 
@@ -38,6 +40,15 @@ def records(log: Path) -> Iterator[Any]:
         whole = part if kind in (1, 2) else whole + part
         if kind in (1, 4):
             yield wandb_internal_pb2.Record.FromString(whole)
+
+
+def forget_user(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Remove any login and settings of W&B, and use `home` as the home folder."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")  # generous, for busy machines
+    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "HOME"):
+        monkeypatch.setenv(name, str(home))
 
 
 @dataclass
