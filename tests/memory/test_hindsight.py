@@ -26,7 +26,7 @@ from labrl.envs.vector import VectorEnv
 from labrl.errors import Code
 from labrl.memory.hindsight import HindsightReplay
 from labrl.memory.workspace import Workspace
-from labrl.spaces import alike, flat_space
+from labrl.spaces import flat_space
 from labrl.step import Step
 from labrl.trial.create import check
 
@@ -299,18 +299,3 @@ def test_hindsight_is_refused_for_unsuitable_tasks_and_options(
 ) -> None:
     with refused(code, key):
         check(resolve(compose(["agent=dqn", *overrides, "agent/memory=hindsight"])))
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(-9, 9, (2,)), True),
-        (gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(0, 1, (2, 1)), False),
-        (gym.spaces.Box(0, 9, (2,), np.int64), gym.spaces.Box(0, 9, (2,)), False),
-        (gym.spaces.Discrete(4), gym.spaces.Discrete(4, start=1), False),
-        (gym.spaces.MultiDiscrete([3, 4]), gym.spaces.MultiDiscrete([3, 5]), False),
-    ],
-)
-def test_spaces_are_alike_if_their_elements_can_be_exchanged(one: Any, other: Any, same: bool) -> None:
-    assert alike(one, other) == same
-    assert alike(one, one)
