@@ -7,11 +7,10 @@ import dataclasses
 from fractions import Fraction
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agent_cases import VECTOR, Noise, build, config_of, disturb, minibatches, play, weights_of
+from agent_cases import DISCRETE, VECTOR, Noise, build, config_of, cpu, disturb, minibatches, play, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -20,7 +19,6 @@ from labrl.agents.agent import Observation
 from labrl.agents.parts.action_values import ValuePolicy
 from labrl.agents.parts.experience import Experience
 from labrl.clock import Clock
-from labrl.learning.compute import Compute
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 
@@ -108,22 +106,14 @@ def test_updates_per_frame_are_exact_for_any_number_of_environments(
     text: str, num_envs: int, starts: int
 ) -> None:
     clock = Clock(10**6)
-    options = {"learning_starts": starts, "updates_per_frame": Fraction(text)}
-    config = dataclasses.replace(config_of("dqn", EARLY).agent.config, **options)
-    spaces = Spaces(VECTOR, gym.spaces.Discrete(2), num_envs)
-    experience = Experience(config, spaces, clock, Streams(3), Compute.choose("cpu", "fp32", 1))
+    config = config_of("dqn", f"agent.updates_per_frame={text}").agent.config
+    config = dataclasses.replace(config, learning_starts=starts)
+    experience = Experience(config, Spaces(VECTOR, DISCRETE, num_envs), clock, Streams(3), cpu())
     while clock.frame < 1500:
         experience.updates += experience.due()
         clock.tick(num_envs)
         frames = max(clock.frame - max(starts, 16 + num_envs), 0)
         assert experience.updates == frames * Fraction(text) // 1
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"), [("0.1", Fraction(1, 10)), ("4", Fraction(4)), ("1/3", Fraction(1, 3))]
-)
-def test_updates_per_frame_are_parsed_as_exact_fractions(override: str, expected: Fraction) -> None:
-    assert config_of("dqn", f"agent.updates_per_frame={override}").agent.config.updates_per_frame == expected
 
 
 def test_warm_up_actions_are_random_or_chosen_by_the_policy() -> None:
@@ -135,13 +125,6 @@ def test_warm_up_actions_are_random_or_chosen_by_the_policy() -> None:
         assert len(np.unique(actions)) == distinct
         clock.frame = 40
         assert len(np.unique([agent.act(Observation(still)) for _ in range(10)])) == 1
-
-
-def test_actions_are_shifted_by_the_start_of_the_action_space() -> None:
-    shifted, _, _ = build("dqn", action=gym.spaces.Discrete(2, start=5))
-    look = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    assert set(np.unique([shifted.act(Observation(look)) for _ in range(10)])) == {5, 6}
-    assert set(shifted.evaluation_action(Observation(look), np.random.default_rng(0))) <= {5, 6}
 
 
 def test_noise_is_redrawn_for_every_step_update_and_network(

@@ -21,6 +21,7 @@ from replay_cases import (
     World,
     assert_all_as_seen,
     everything,
+    fill,
     prioritized,
     uniform,
 )
@@ -100,9 +101,7 @@ def test_images_without_stacking_are_returned_unchanged(
 ) -> None:
     memory = uniform(space, 2, capacity=40, newest_share=1)
     naive = NaiveReplay(space, 2, 40, 1)
-    for observation, action, step in World(space, 2, 0, ends=0.02, jumps=1).steps(60):
-        memory.add(observation, action, step)
-        naive.add(observation, action, step)
+    fill(World(space, 2, 0, ends=0.02, jumps=1), 60, memory, naive)
     assert_all_as_seen(everything(memory), naive, naive.sampleable())
     # Unrelated stacks need two images per step, so fewer transitions fit, which must be logged.
     assert (len(memory) < 40) == (space is STACK) == ("fewer transitions" in caplog.text)
@@ -128,8 +127,7 @@ def test_stacks_of_an_atari_game_are_returned_unchanged() -> None:
 
 def test_uniform_buffer_samples_all_transitions_equally_often() -> None:
     memory = uniform(NUMBER, 3, capacity=30)
-    for observation, action, step in World(NUMBER, 3, 0).steps(25):
-        memory.add(observation, action, step)
+    fill(World(NUMBER, 3, 0), 25, memory)
     counts = np.unique(memory.sample(30_000, 0).index, return_counts=True)[1]
     assert len(counts) == 30
     assert counts.min() > 850
@@ -143,9 +141,7 @@ def test_newest_share_of_a_minibatch_is_the_newest_transitions(
 ) -> None:
     memory = build(VECTOR, 2, 3, capacity=1000, newest_share=share)
     naive = NaiveReplay(VECTOR, 2, 1000, 3)
-    for observation, action, step in World(VECTOR, 2, 1).steps(400):
-        memory.add(observation, action, step)
-        naive.add(observation, action, step)
+    fill(World(VECTOR, 2, 1), 400, memory, naive)
     sample, pairs = memory.sample(32, 0), naive.sampleable()[:newest]
     expected = np.array([naive.seen[env][t].observation for t, env in pairs]).reshape(newest, 3)
     np.testing.assert_array_equal(sample.observation[:newest], expected)
@@ -189,9 +185,7 @@ class Recent(Replay):
 
 def test_derived_buffer_decides_on_draws_and_weights() -> None:
     memory, naive = uniform(VECTOR, 2, capacity=40, cls=Recent), NaiveReplay(VECTOR, 2, 40, 1)
-    for observation, action, step in World(VECTOR, 2, 0).steps(30):
-        memory.add(observation, action, step)
-        naive.add(observation, action, step)
+    fill(World(VECTOR, 2, 0), 30, memory, naive)
     sample = memory.sample(200, 0)
     steps, envs = np.divmod(sample.index, 2)
     assert_all_as_seen(sample, naive, list(zip(steps.tolist(), envs.tolist(), strict=True)))
@@ -202,13 +196,11 @@ def test_derived_buffer_decides_on_draws_and_weights() -> None:
 def test_sample_does_not_change_when_the_buffer_does() -> None:
     memory = uniform(STACK, 2, capacity=20)
     world = World(STACK, 2, 0)
-    for observation, action, step in world.steps(10):
-        memory.add(observation, action, step)
+    fill(world, 10, memory)
     sample = memory.sample(8, 0)
     arrays = [array for array in vars(sample).values() if array is not None]  # masks are None here
     before = [array.copy() for array in arrays]
-    for observation, action, step in world.steps(30):
-        memory.add(observation, action, step)
+    fill(world, 30, memory)
     memory.sample(8, 0)
     for array, old in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, old)

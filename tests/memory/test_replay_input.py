@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from disk_limit import file_size_limit
 from refusals import damaged, refused
-from replay_cases import STACK, VECTOR, World, everything, load, prioritized, saved, uniform
+from replay_cases import STACK, VECTOR, World, everything, fill, load, prioritized, saved, uniform
 
 from labrl.errors import LabrlError
 from labrl.memory import workspace
@@ -25,8 +25,7 @@ ATARI = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 def add(memory: Replay, steps: int, seed: int = 0, space: gym.Space = STACK) -> World:
     """Add vector steps of two random environments to the buffer."""
     world = World(space, 2, seed)
-    for observation, action, step in world.steps(steps):
-        memory.add(observation, action, step)
+    fill(world, steps, memory)
     return world
 
 
@@ -90,8 +89,7 @@ def test_disk_is_allocated_in_steps_before_it_is_written(space: Any, tmp_path: P
     frames = memory.num_bytes * 0.9  # most of all bytes
     world = World(space, 2, 0)
     for steps in (10, capacity // 8):
-        for observation, action, step in world.steps(steps):
-            memory.add(observation, action, step)
+        fill(world, steps, memory)
         len(memory)  # writes the steps that wait
         share = 2 * memory.steps / capacity
         assert share * frames / 2 <= taken(tmp_path) <= (share + 0.2) * memory.num_bytes
@@ -164,8 +162,7 @@ def test_observations_of_another_dtype_than_the_space_are_refused() -> None:
 def test_nothing_is_sampled_before_the_first_n_step_window_is_complete(build: Any) -> None:
     memory = build(VECTOR, 2, 3, capacity=40, newest_share=1)
     world = World(VECTOR, 2, 0, ends=0, lives=0)
-    for observation, action, step in world.steps(2):
-        memory.add(observation, action, step)
+    fill(world, 2, memory)
     assert len(memory) == 0
     with pytest.raises(ValueError, match="sample"):
         memory.sample(4, 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_cases import NUMBER, STACK, VECTOR, NaiveReplay, World, everything, load, prioritized, saved
+from replay_cases import NUMBER, STACK, VECTOR, NaiveReplay, World, everything, fill, load, prioritized, saved
 
 from labrl.memory.prioritized import PrioritizedReplay
 from labrl.schedules import LinearSchedule
@@ -60,8 +60,7 @@ def test_priority_is_that_of_the_last_error_of_a_transition(data: st.DataObject)
 def filled(seed: int = 0, steps: int = 50, **options: object) -> PrioritizedReplay:
     """Fill a buffer with 30 transitions, the last 10 steps of 3 environments, and give each its own error."""
     memory = prioritized(NUMBER, 3, seed=seed, **{"capacity": 30, "newest_share": 1, **options})
-    for observation, action, step in World(NUMBER, 3, 0).steps(steps):
-        memory.add(observation, action, step)
+    fill(World(NUMBER, 3, 0), steps, memory)
     index = everything(memory).index
     memory.update_priorities(index, np.arange(1.0, len(index) + 1))
     return memory

@@ -17,17 +17,15 @@ class GoalTask(gym.Env, ABC):
     The goal terminates the episode; a time limit truncates it.
     """
 
-    def __init__(self, steps: int, box: spaces.Box, one_by_one: bool) -> None:
-        """steps: time limit. box: space of goals. one_by_one: batches of goals are an error."""
-        self._limit, self._one_by_one = steps, one_by_one
+    def __init__(self, steps: int, box: spaces.Box) -> None:
+        """steps: time limit. box: space of goals."""
+        self._limit = steps
         self.observation_space = spaces.Dict({"observation": box, "achieved_goal": box, "desired_goal": box})
 
     def compute_reward(self, achieved_goal: NDArray, desired_goal: NDArray, info: Any) -> Any:
-        assert not (self._one_by_one and achieved_goal.ndim > 1), "compute_reward got a batch of goals"
         return np.where(self.compute_terminated(achieved_goal, desired_goal, info), 0.0, -1.0)
 
     def compute_terminated(self, achieved_goal: NDArray, desired_goal: NDArray, info: Any) -> Any:
-        assert not (self._one_by_one and achieved_goal.ndim > 1), "compute_terminated got a batch of goals"
         return self.distance(achieved_goal, desired_goal) < 0.15
 
     def distance(self, achieved: NDArray, desired: NDArray) -> Any:
@@ -64,8 +62,8 @@ class GoalTask(gym.Env, ABC):
 class BitFlip(GoalTask):
     """Flip one of n bits per action until all equal the goal (Andrychowicz et al., 2017, section 3.1)."""
 
-    def __init__(self, n: int = 6, one_by_one: bool = False) -> None:
-        super().__init__(n, spaces.Box(0, 1, (n,), np.float32), one_by_one)
+    def __init__(self, n: int = 6) -> None:
+        super().__init__(n, spaces.Box(0, 1, (n,), np.float32))
         self.action_space = spaces.Discrete(n)
 
     def drawn(self) -> NDArray[np.float32]:
@@ -79,8 +77,8 @@ class BitFlip(GoalTask):
 class Reach(GoalTask):
     """Move a point in a square to the goal; crossing the square takes at least ten steps."""
 
-    def __init__(self, steps: int = 20, one_by_one: bool = False) -> None:
-        super().__init__(steps, spaces.Box(-1, 1, (2,), np.float32), one_by_one)
+    def __init__(self) -> None:
+        super().__init__(20, spaces.Box(-1, 1, (2,), np.float32))
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
 
     def drawn(self) -> NDArray[np.float32]:

@@ -84,6 +84,13 @@ class World:
             yield self.step()
 
 
+def fill(world: World, count: int, *buffers: Any) -> None:
+    """Add `count` vector steps of the world to each of the buffers."""
+    for step in world.steps(count):
+        for buffer in buffers:
+            buffer.add(*step)
+
+
 class Seen(NamedTuple):
     """A step of one environment."""
 
