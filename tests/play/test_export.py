@@ -78,10 +78,6 @@ def run_of(name: str, folder: Path) -> Path:
     return path
 
 
-def session_of(path: Path) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -99,33 +95,27 @@ def test_exported_file_takes_the_same_actions_as_the_policy(
     facts = json.loads(path.with_suffix(".json").read_text())
     assert facts["checked"]["largest_difference"] <= TOLERANCE
     assert facts["checked"]["observations"] > 0
-    session = session_of(path)
-    assert [one.name for one in session.get_inputs()] == [one["name"] for one in facts["inputs"]]
-    assert [one.name for one in session.get_outputs()] == [one["name"] for one in facts["outputs"]]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    sizes = {one["name"]: one["shape"][1:] for one in facts["inputs"]}
+    assert [one.name for one in session.get_inputs()] == [*sizes]
+    names = [one["name"] for one in facts["outputs"]]
+    assert [one.name for one in session.get_outputs()] == names
     # Play by hand, and compare each action with that of the policy.
     policy = labrl.load(run, checkpoint="latest")
     env = policy.env()
-    (observation, info), start = env.reset(seed=9), True
-    state = None
+    (observation, info), start, found = env.reset(seed=9), True, {}
     for _ in range(30):
-        inputs = {
-            name: np.asarray(part)[None]
-            for name, part in (
-                observation if isinstance(observation, dict) else {"observation": observation}
-            ).items()
-        }
-        if policy.spaces.masked:
-            inputs["mask"] = info["action_mask"][None]
-        if state is not None or "state" in [one["name"] for one in facts["inputs"]]:
-            size = next(one["shape"][1] for one in facts["inputs"] if one["name"] == "state")
-            inputs["state"] = np.zeros((1, size), np.float32) if start else state
-        found = dict(zip([one["name"] for one in facts["outputs"]], session.run(None, inputs), strict=True))
-        state = found.get("next_state")
+        parts = observation if isinstance(observation, dict) else {"observation": observation}
+        inputs = {name: np.asarray(part)[None] for name, part in parts.items()}
+        mask = info["action_mask"] if policy.spaces.masked else None
+        if mask is not None:
+            inputs["mask"] = mask[None]
+        if "state" in sizes:
+            inputs["state"] = np.zeros((1, *sizes["state"]), np.float32) if start else found["next_state"]
+        found = dict(zip(names, session.run(None, inputs), strict=True))
         if start:
             policy.reset()
-        expected = policy.act(
-            observation, info.get("action_mask") if policy.spaces.masked else None, greedy=True
-        )
+        expected = policy.act(observation, mask, greedy=True)
         assert found["action"].dtype == np.asarray(expected).dtype
         assert np.allclose(found["action"][0], expected, atol=1e-4)
         observation, _, terminated, truncated, info = env.step(found["action"][0])

@@ -162,25 +162,19 @@ def test_table_keeps_agents_environments_and_analysis_apart(part: str, forbidden
     assert not reachable(part, table()) & set(forbidden.split())
 
 
+OPENS = re.compile(r"(.*\.)?(read_text|write_text|FileHandler|open|fdopen|NamedTemporaryFile|TemporaryFile)")
+TEXT, BINARY = re.compile(r"(mode=)?'[rwaxt+]+'"), re.compile(r"'[rwaxt+]*b[rwaxt+]*'")
+"""Modes of files, as arguments."""
+
+
 def without_encoding(file: Path) -> Iterator[int]:
     """Yield the lines that read, write or open text in the encoding of the locale."""
     for node in ast.walk(parsed(file)):
-        if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
-            continue
-        owner = getattr(getattr(node.func, "value", None), "id", "")
-        name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
-        if name in ("read_text", "write_text", "FileHandler"):
-            yield node.lineno
-        elif name in ("open", "fdopen", "NamedTemporaryFile", "TemporaryFile") and (owner, name) != (
-            "os",
-            "open",
-        ):
-            # Path.open, or a method of one of labrl's classes
-            method = name == "open" and isinstance(node.func, ast.Attribute)
-            modes = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
-            modes += node.args[0 if method else 1 :][:1]
-            mode = getattr(modes[0], "value", None) if modes else None if method and node.args else "r"
-            if isinstance(mode, str) and re.fullmatch("[rwaxt+]+", mode):
+        if isinstance(node, ast.Call) and OPENS.fullmatch(name := ast.unparse(node.func)):
+            given = ", ".join(map(ast.unparse, [*node.args, *node.keywords]))
+            # Path.open has no argument or a mode; others are methods of labrl's classes.
+            other = name == "os.open" or (name.endswith(".open") and given and not TEXT.match(given))
+            if not other and "encoding=" not in given and not BINARY.search(given):
                 yield node.lineno
 
 
