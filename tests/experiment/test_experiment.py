@@ -201,7 +201,7 @@ def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
 
 
 @pytest.mark.extended
-def test_resume_distinguishes_trials_by_budget_or_drawn_seed() -> None:
+def test_resume_distinguishes_trials_by_budget_or_drawn_seed_and_keeps_the_seed() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=256,512", "seed=0", "hydra.sweep.dir=e"]) == 0
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=null,null", "hydra.sweep.dir=f"]) == 0
     for folder in ("e", "f"):
@@ -209,6 +209,11 @@ def test_resume_distinguishes_trials_by_budget_or_drawn_seed() -> None:
         assert main(["-m", f"+resume={folder}"]) == 0
         assert trial_statuses(Path(folder)) == ["finished", "finished"]
         assert {path: path.read_bytes() for path in Path(folder).glob("*/**/*") if path.is_file()} == before
+    seeds = [json.loads(path.read_text())["seed"] for path in sorted(Path("f").glob("*/provenance.json"))]
+    assert main(["-m", "+resume=f", "env.max_frame=512"]) == 0
+    again = [json.loads(path.read_text())["seed"] for path in sorted(Path("f").glob("*/resumes/1/*.json"))]
+    assert again == seeds
+    assert seeds[0] != seeds[1]
 
 
 LEARNING = [*QUICK[2:], "env.num_envs=4", "hydra.sweep.dir=e", ONE_PROCESS]
@@ -282,15 +287,6 @@ def test_edits_apply_to_every_trial_and_new_seeds_add_trials(
 def test_key_of_swept_agents_may_be_unknown_to_the_default_agent() -> None:
     assert main(["-m", *LEARNING, "agent=dqn,double_dqn", "agent.learning_starts=192", "seed=0"]) == 0
     assert [overrides["agent.learning_starts"] for overrides in overrides_of(Path("e"))] == ["192", "192"]
-
-
-def test_resumed_trial_keeps_its_drawn_seed() -> None:
-    assert main(["-m", *QUICK, ONE_PROCESS, "env.num_envs=1,2", "hydra.sweep.dir=e"]) == 0
-    seeds = [json.loads(path.read_text())["seed"] for path in sorted(Path("e").glob("*/provenance.json"))]
-    assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
-    again = [json.loads(path.read_text())["seed"] for path in sorted(Path("e").glob("*/resumes/1/*.json"))]
-    assert again == seeds
-    assert seeds[0] != seeds[1]
 
 
 def returns_in(folder: str) -> dict[str, float]:

@@ -74,13 +74,9 @@ def wait_for(condition: Callable[[], Any], process: Command) -> None:
 
 def children(process: Command) -> list[int]:
     """Return the process ids of the trial's sessions, in order, which are children of its fork server."""
-    return [pid for server in servers(process) for pid in _children_of(server)]
-
-
-def servers(process: Command) -> list[int]:
-    """Return the process ids of the fork servers of a trial."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in _children_of(process.pid)}
-    return [pid for pid, command in commands.items() if "forkserver" in command]
+    servers = [pid for pid, command in commands.items() if "forkserver" in command]
+    return [pid for server in servers for pid in _children_of(server)]
 
 
 def _children_of(pid: int) -> list[int]:

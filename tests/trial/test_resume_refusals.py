@@ -251,6 +251,7 @@ def test_every_stop_signal_saves_and_prints_the_resume_command(
     stdout = capsys.readouterr().out
     assert Path("one/session_0/checkpoints/frame_000000000024").is_dir()
     (command,) = re.findall(r"labrl \+resume=.*", stdout)
+    assert main(["+resume=one", "env.max_frame=24"]) == WRONG_INPUT, "this budget is spent"
     assert main([*shlex.split(command)[1:], "~callbacks.stop"]) == 0
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 64
 
