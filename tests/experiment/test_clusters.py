@@ -20,6 +20,7 @@ from trial_processes import (
     ENDLESS,
     QUICK,
     experiment_running,
+    fails_with_seed,
     needs_proc,
     trial_statuses,
     wait_for,
@@ -60,18 +61,6 @@ SEVERAL = ["hydra/launcher=submitit_local", "hydra.launcher.trials_per_job=2"]
 def resumed(trial: Path) -> bool:
     """Return whether a trial continued from a checkpoint."""
     return bool(json.loads((trial / "run.json").read_text()).get("resumes"))
-
-
-def fails_with_seed(seed: int) -> str:
-    """Return an override with which the trial with this seed fails at frame 100."""
-    Path("breaking.py").write_text(
-        "from labrl.session.callbacks import Callback\n"
-        "class Break(Callback):\n"
-        "    def step(self, session):\n"
-        f"        if session.config.seed == {seed} and session.clock.frame == 100:\n"
-        "            raise RuntimeError('a wheel came off')\n"
-    )
-    return "+callbacks.breaking._target_=breaking.Break"
 
 
 @pytest.mark.extended

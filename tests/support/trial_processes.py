@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -64,6 +65,27 @@ def experiment_running(*overrides: str) -> Iterator[Command]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def fails_with_seed(seed: int) -> str:
+    """Write a callback to the working folder. Return the override with which the trial with this seed fails
+    at frame 100."""
+    Path("breaking.py").write_text(
+        "from labrl.session.callbacks import Callback\n"
+        "class Break(Callback):\n"
+        "    def step(self, session):\n"
+        f"        if session.config.seed == {seed} and session.clock.frame == 100:\n"
+        "            raise RuntimeError('a wheel came off')\n"
+    )
+    return "+callbacks.breaking._target_=breaking.Break"
+
+
+def frame(folder: Path, index: int = 0) -> int:
+    """Return the frame that a session has reported, 0 if none."""
+    try:
+        return json.loads((folder / f"session_{index}" / "progress.json").read_text())["frame"]
+    except FileNotFoundError:
+        return 0
 
 
 def wait_for(condition: Callable[[], Any], process: Command) -> None:

@@ -11,17 +11,10 @@ from pathlib import Path
 import pytest
 from exact_cases import differences, small
 from paced import last_row
-from trial_processes import ENDLESS, children, needs_proc, running, wait_for
+from trial_processes import ENDLESS, children, frame, needs_proc, running, wait_for
 
 from labrl.cli import main
-
-
-def frame(folder: Path, index: int) -> int:
-    """Return the frame that a session has reported, 0 if none."""
-    try:
-        return json.loads((folder / f"session_{index}" / "progress.json").read_text())["frame"]
-    except FileNotFoundError:
-        return 0
+from labrl.session.callbacks.callback import Callback, SessionView
 
 
 def statuses(folder: Path) -> list[str]:
@@ -108,23 +101,20 @@ def test_sigusr2_saves_a_checkpoint_of_each_session_and_training_goes_on(tmp_pat
     assert statuses(folder) == ["interrupted", "interrupted"]
 
 
-def test_checkpoint_on_sigusr2_changes_no_row_and_can_be_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "saves.py").write_text(
-        "import os, signal\n"
-        "from labrl.session.callbacks import Callback\n"
-        "class Save(Callback):\n"
-        "    def step(self, session):\n"
-        "        if session.clock.frame == 40:\n"
-        "            os.kill(os.getpid(), signal.SIGUSR2)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+class Save(Callback):
+    def step(self, session: SessionView) -> None:
+        if session.clock.frame == 40:
+            signal.raise_signal(signal.SIGUSR2)
+
+
+def test_checkpoint_on_sigusr2_changes_no_row_and_can_be_continued(tmp_path: Path) -> None:
     ppo = [*small("ppo", "cartpole"), "env.num_envs=2", "env.max_frame=128", "meta.log_frequency=64"]
     ppo += ["meta.keep_last=9", "meta.eval_frequency=64"]
     plain, signalled, forked = (tmp_path / name for name in ("plain", "signalled", "forked"))
     assert main([*ppo, f"hydra.run.dir={plain}"]) == 0
-    assert main([*ppo, "+callbacks.save={_target_: saves.Save}", f"hydra.run.dir={signalled}"]) == 0
+    assert (
+        main([*ppo, "+callbacks.save._target_=test_trial_processes.Save", f"hydra.run.dir={signalled}"]) == 0
+    )
     assert saved(signalled / "session_0") == [f"frame_{number:012}" for number in (40, 64, 128)]
     assert "frame 40" in (signalled / "session_0" / "session.log").read_text()
     assert [place for place in differences(plain, signalled) if "callbacks" not in place] == []
