@@ -117,7 +117,7 @@ def test_two_commands_share_the_trials_through_a_journal_file(tmp_path: Path) ->
     assert max(map(sum, counts)) == max(map(len, counts)) == len(numbers)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def postgresql() -> Iterator[str]:
     """Run a PostgreSQL server on the loopback interface as an unprivileged user, and yield its URL."""
     path = [os.environ["PATH"], *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]  # as on Debian
