@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 from commands import Command, start_labrl, start_module
-from paced import PACED, last_row
 from search_cases import OVERRIDES
-from trial_processes import needs_proc
 from trial_processes import wait_for as wait_until
 
 from labrl.cli import main
@@ -64,18 +62,6 @@ def kill_after(process: Command, home: Path, rows: int, whole_group: bool) -> No
     if process.poll() is None:
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
     process.communicate()
-
-
-@needs_proc
-def test_search_runs_no_more_trials_at_once_than_its_launcher_may(tmp_path: Path) -> None:
-    overrides = ["hydra.launcher.n_jobs=1", PACED, "env.max_frame=1e6", "meta.log_frequency=50"]
-    process = start(tmp_path / "e", *overrides)
-    try:
-        wait_until(lambda: last_row(next((tmp_path / "e").glob("0_*"), tmp_path)), process)
-        assert len(list((tmp_path / "e").glob("*/run.json"))) == 1
-    finally:
-        os.kill(process.pid, signal.SIGTERM)
-        process.communicate()
 
 
 def test_interrupted_search_prints_its_trials_and_how_to_resume(tmp_path: Path) -> None:
@@ -131,7 +117,7 @@ def test_two_commands_share_the_trials_through_a_journal_file(tmp_path: Path) ->
     assert max(map(sum, counts)) == max(map(len, counts)) == len(numbers)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def postgresql() -> Iterator[str]:
     """Run a PostgreSQL server on the loopback interface as an unprivileged user, and yield its URL."""
     path = [os.environ["PATH"], *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]  # as on Debian

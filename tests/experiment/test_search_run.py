@@ -104,15 +104,11 @@ def test_best_trial_is_confirmed_beside_the_default_and_the_recommended_one_is_a
 ) -> None:
     home = searched[0]
     confirm = info["search"]["confirm"]
-    assert [one["trial"] is None for one in confirm["candidates"]][-1]
-    assert all(
-        (home / folder / "run.json").exists() for one in confirm["candidates"] for folder in one["folders"]
-    )
-    best = info["search"]["best"]
-    assert (best["trial"], best["searched"], best["params"]) == (None, None, {}), (
-        "one fresh seed does not decide against the default"
-    )
-    candidates = confirm["candidates"]
+    candidates, best = confirm["candidates"], info["search"]["best"]
+    assert candidates[-1]["trial"] is None
+    assert all((home / folder / "run.json").exists() for one in candidates for folder in one["folders"])
+    # One fresh seed does not decide against the default.
+    assert (best["trial"], best["searched"], best["params"]) == (None, None, {})
     assert best["confirmed"]["mean"] == candidates[-1]["mean"]
     assert best["confirmed"]["seeds"] == len(confirm["seeds"])
     (winner,) = (one for one in candidates if one["trial"] == confirm["winner"])

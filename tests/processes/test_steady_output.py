@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -15,21 +16,20 @@ from commands import start_labrl
 from labrl.errors import FAILED, WRONG_INPUT
 
 TRAIN = ["agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false", "seed=1"]
-PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
 
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full does not exist")
 
 
-def python(overrides: list[str], folder: Path, stdout: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *overrides],
-        cwd=folder,
-        text=True,
-        timeout=120,
-        check=False,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-    )
+FULL_DISK = pytest.param("full disk", marks=needs_full)
+
+
+def unwritable(kind: str) -> int:
+    """Return the descriptor of an output that cannot be written."""
+    if kind == "full disk":
+        return os.open("/dev/full", os.O_WRONLY)
+    reader, writer = pty.openpty() if kind == "closed terminal" else os.pipe()
+    os.close(reader)
+    return writer
 
 
 def status(folder: Path) -> str:
@@ -38,55 +38,35 @@ def status(folder: Path) -> str:
 
 
 @pytest.mark.extended
-@needs_full
-def test_training_continues_when_its_output_file_is_on_a_full_disk(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        command = start_labrl(*TRAIN, cwd=tmp_path, stdout=full.fileno())
-    _, error_output = command.communicate()
-    assert (command.returncode, status(tmp_path)) == (0, "finished")
-    (line,) = error_output.splitlines()
-    assert os.strerror(errno.ENOSPC) in line
-
-
-@pytest.mark.extended
-def test_training_continues_when_its_terminal_is_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FULL_DISK, "closed terminal", "closed pipe"])
+def test_training_continues_when_its_output_cannot_be_written(kind: str, tmp_path: Path) -> None:
     """A program started with `&` and `disown` loses its terminal when the window is closed."""
-    import pty
-
-    terminal, inside = pty.openpty()
-    os.close(terminal)
-    command = start_labrl(*TRAIN, cwd=tmp_path, stdout=inside, stderr=inside)
-    os.close(inside)
-    assert (command.wait(timeout=120), status(tmp_path)) == (0, "finished")
-
-
-@pytest.mark.extended
-def test_training_continues_when_its_pipe_is_closed(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = start_labrl(*TRAIN, cwd=tmp_path, stdout=writing)
-    os.close(writing)
-    _, error_output = command.communicate()
-    assert (command.returncode, error_output, status(tmp_path)) == (0, "", "finished")
+    output = unwritable(kind)
+    errors = output if kind == "closed terminal" else None
+    command = start_labrl(*TRAIN, cwd=tmp_path, stdout=output, stderr=errors)
+    os.close(output)
+    _, printed = command.communicate()
+    assert (command.returncode, status(tmp_path)) == (0, "finished")
+    if kind == "full disk":
+        (line,) = printed.splitlines()
+        assert os.strerror(errno.ENOSPC) in line
+    if kind == "closed pipe":
+        assert printed == ""
 
 
 @pytest.mark.extended
-@needs_full
-def test_printing_a_list_to_a_full_disk_fails(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        ended = python(PRINT, tmp_path, stdout=full.fileno())
-    assert ended.returncode == FAILED
-    (line,) = ended.stderr.splitlines()
-    assert os.strerror(errno.ENOSPC) in line
-
-
-@pytest.mark.extended
-def test_printing_a_list_to_a_closed_pipe_succeeds(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    ended = python(PRINT, tmp_path, stdout=writing)
-    os.close(writing)
-    assert (ended.returncode, ended.stderr) == (0, "")
+@pytest.mark.parametrize("kind", [FULL_DISK, "closed pipe"])
+def test_printing_a_list_fails_on_a_full_disk_and_succeeds_with_a_closed_pipe(kind: str) -> None:
+    output = unwritable(kind)
+    program = [sys.executable, "-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
+    ended = subprocess.run(program, text=True, check=False, stdout=output, stderr=subprocess.PIPE)
+    os.close(output)
+    if kind == "full disk":
+        assert ended.returncode == FAILED
+        (line,) = ended.stderr.splitlines()
+        assert os.strerror(errno.ENOSPC) in line
+    else:
+        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.extended

@@ -26,12 +26,12 @@ STOP = 164
 class StopAt(Callback):
     """Callback that stops the session by a signal at a frame."""
 
-    def __init__(self, frame: int) -> None:
-        self.frame = frame
+    def __init__(self, frame: int, number: int = signal.SIGTERM) -> None:
+        self.frame, self.number = frame, number
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= self.frame:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(self.number)
 
 
 class Watch(Callback):

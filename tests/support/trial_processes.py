@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -66,6 +67,27 @@ def experiment_running(*overrides: str) -> Iterator[Command]:
         process.wait()
 
 
+def fails_with_seed(seed: int) -> str:
+    """Write a callback to the working folder. Return the override with which the trial with this seed fails
+    at frame 100."""
+    Path("breaking.py").write_text(
+        "from labrl.session.callbacks import Callback\n"
+        "class Break(Callback):\n"
+        "    def step(self, session):\n"
+        f"        if session.config.seed == {seed} and session.clock.frame == 100:\n"
+        "            raise RuntimeError('a wheel came off')\n"
+    )
+    return "+callbacks.breaking._target_=breaking.Break"
+
+
+def frame(folder: Path, index: int = 0) -> int:
+    """Return the frame that a session has reported, 0 if none."""
+    try:
+        return json.loads((folder / f"session_{index}" / "progress.json").read_text())["frame"]
+    except FileNotFoundError:
+        return 0
+
+
 def wait_for(condition: Callable[[], Any], process: Command) -> None:
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -74,13 +96,9 @@ def wait_for(condition: Callable[[], Any], process: Command) -> None:
 
 def children(process: Command) -> list[int]:
     """Return the process ids of the trial's sessions, in order, which are children of its fork server."""
-    return [pid for server in servers(process) for pid in _children_of(server)]
-
-
-def servers(process: Command) -> list[int]:
-    """Return the process ids of the fork servers of a trial."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in _children_of(process.pid)}
-    return [pid for pid, command in commands.items() if "forkserver" in command]
+    servers = [pid for pid, command in commands.items() if "forkserver" in command]
+    return [pid for server in servers for pid in _children_of(server)]
 
 
 def _children_of(pid: int) -> list[int]:

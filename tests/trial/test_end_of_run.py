@@ -61,13 +61,7 @@ class Lamp(gymnasium.Env):
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.tensorboard=false", "wandb=disabled", "hydra.run.dir=run"]
 
-LAMPS = [
-    "env=gymnasium",
-    "env.id=null",
-    "env.name=lamp",
-    "env.make={_target_: lamp.Lamp}",
-    "env.check=false",
-]
+LAMPS = ["env=gymnasium", "env.id=null", "env.name=lamp", "env.make={_target_: lamp.Lamp}", "env.check=false"]
 
 
 @pytest.fixture(autouse=True)
@@ -102,28 +96,22 @@ def hanging(folder: Path, *overrides: str) -> Iterator[Command]:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("skipped", ["meta.videos=false", "meta.report=false"])
-def test_sigterm_after_training_has_the_same_exit_code(tmp_path: Path, skipped: str) -> None:
-    with hanging(tmp_path, skipped) as command:
+@pytest.mark.report
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("made", ["videos", "report"])
+def test_sigterm_after_training_has_the_same_exit_code_and_a_resume_makes_what_is_missing(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hanging(tmp_path, "meta.report=false" if made == "videos" else "meta.videos=false") as command:
         command.send_signal(signal.SIGTERM)
         assert command.wait(timeout=100) == TERMINATED
     assert Run.open(tmp_path / "run").recorded_status == "finished"
-
-
-@pytest.mark.extended
-@pytest.mark.report
-@pytest.mark.usefixtures("own_folder")
-def test_resume_makes_the_report_during_which_a_command_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with hanging(tmp_path, "meta.videos=false") as command:
-        command.kill()
-        command.wait(timeout=100)
-    report = tmp_path / "run" / "report.html"
-    assert not report.exists()
-    monkeypatch.syspath_prepend(tmp_path / "modules")
-    assert main(["+resume=run"]) == DONE
-    assert report.exists()
+    if made == "report":
+        report = tmp_path / "run" / "report.html"
+        assert not report.exists()
+        monkeypatch.syspath_prepend(tmp_path / "modules")
+        assert main(["+resume=run"]) == DONE
+        assert report.exists()
 
 
 @pytest.mark.usefixtures("own_folder")

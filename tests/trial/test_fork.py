@@ -44,6 +44,7 @@ AT = 800
 SHORT = "env.max_frame=1600"
 KEEP = f"meta.keep_every={AT}"
 EDIT = "agent.gamma=0.5"
+HIDDEN = "agent.network.torso.mlp.hidden"
 CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
 
 
@@ -107,7 +108,8 @@ def test_fork_of_a_read_only_run_can_write_its_own_files(trunk: Path) -> None:
 
 def test_edits_that_a_resume_refuses_change_only_the_future_of_a_fork(trunk: Path) -> None:
     assert refusal(f"+resume={trunk}", EDIT, "env.max_frame=4800").code == "changed-past"
-    assert main([*fork(trunk), EDIT, "hydra.run.dir=forked"]) == 0
+    # A frame between two steps means the step that crosses it.
+    assert main([*fork(trunk, AT - 3), EDIT, "hydra.run.dir=forked"]) == 0
     for table in ("train", "eval"):
         assert rows_until("forked", AT, table) == rows_until(trunk, AT, table) != []
         assert rows_until("forked", 2400, table) != rows_until(trunk, 2400, table)
@@ -132,14 +134,12 @@ def test_fork_takes_over_the_best_model_of_its_past() -> None:
         budget = f"env.max_frame={end}"
         assert main([*noisy, budget, f"hydra.run.dir=until_{end}"]) == 0
         assert main([*fork("run", frame), budget, f"hydra.run.dir=at_{frame}"]) == 0
-        forked, expected = store(f"at_{frame}"), store(f"until_{end}").best()
-        best_model, latest = forked.best(), forked.latest()
-        assert best_model is not None
+        forked: Any = store(f"at_{frame}")
+        best_model, expected = forked.best(), store(f"until_{end}").best()
         assert expected is not None
-        assert latest is not None
         assert forked.best_frame() == best_model.frame == expected.frame == best_frame
         assert unequal(best_model.state["agent"], expected.state["agent"]) == []
-        assert latest.state["callbacks"]["Evaluate:0"]["best_frame"] == best_frame
+        assert forked.latest().state["callbacks"]["Evaluate:0"]["best_frame"] == best_frame
     assert store("run").best_frame() not in (None, store(f"at_{AT}").best_frame())
 
 
@@ -206,16 +206,13 @@ def test_report_of_an_experiment_compares_its_branches_in_pairs() -> None:
     for run in runs:
         assert rows_until(run.path, AT) == rows_until("trunk", AT) != []
         assert run.info["fork"]["frame"] == AT
-    assert [run.info["fork"]["edits"][-1] for run in runs] == ["agent.lr=0.01", "agent.lr=0.001"]
     first, second = (rows_until(run.path, 1600) for run in runs)
     assert first != second
     built = build("branches")
     pairs = built.statistics["envs"][0]["branches"]
     (pair,) = pairs["pairs"]
-    finals = [
-        [session["final_return"] for session in group["sessions"]]
-        for group in built.statistics["envs"][0]["groups"]
-    ]
+    groups = built.statistics["envs"][0]["groups"]
+    finals = [[session["final_return"] for session in group["sessions"]] for group in groups]
     gaps = [x - y for x, y in zip(*finals, strict=True)]
     assert (pairs["frame"], pair["n"]) == (AT, 2)
     assert pair["value"] == pytest.approx(sum(gaps) / 2)
@@ -249,7 +246,6 @@ def test_wrong_fork_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None
     assert "meta.keep_every" in str(near)
     cases: list[tuple[list[str], str, str]] = [
         ([f"+fork={trunk}"], "missing", "at"),
-        ([f"+fork={trunk}", "at=soon"], "type", "at"),
         ([f"+fork={trunk}", "at=800,1600"], "type", "at"),
         (["at=800"], "usage", "at"),
         ([*fork(trunk), f"+resume={trunk}"], "contradiction", "+resume"),
@@ -257,13 +253,7 @@ def test_wrong_fork_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None
         ([*fork(tmp_path / "nowhere")], "not-found", str(tmp_path / "nowhere")),
         ([*fork(trunk), "env.max_frame=800"], "range", "env.max_frame"),
         ([*fork(trunk), "seed=7"], "changed-past", "seed"),
-        ([*fork(trunk), "env.num_envs=4"], "changed-past", "env.num_envs"),
-        ([*fork(trunk), "env.id=Acrobot-v1"], "changed-past", "env.id"),
-        (
-            [*fork(trunk), EDIT, "agent.network.torso.mlp.hidden=[32,32]"],
-            "changed-past",
-            "agent.network.torso.mlp.hidden",
-        ),
+        ([*fork(trunk), EDIT, f"{HIDDEN}=[32,32]"], "changed-past", HIDDEN),
     ]
     for overrides, code, key in cases:
         refused = refusal(*overrides, "hydra.run.dir=refused")
@@ -278,13 +268,6 @@ def test_wrong_fork_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None
         (checkpoint / "state.pt").unlink()
     none = refusal(*fork("young", 128))
     assert (none.code, none.key) == ("not-found", "+fork")
-
-
-def test_frame_between_two_steps_means_the_step_that_crosses_it(trunk: Path) -> None:
-    result = labrl.train([*fork(trunk, AT - 3), "env.max_frame=1000", "hydra.run.dir=forked"])
-    assert result.sessions[0].frame == 1000
-    facts: dict[str, Any] = json.loads(Path("forked/run.json").read_text())["fork"]
-    assert facts["frame"] == AT
 
 
 def test_commands_of_the_page_create_the_runs_that_it_describes() -> None:

@@ -61,10 +61,8 @@ def test_first_difference_is_reported(first: Path, capsys: pytest.CaptureFixture
 
 
 def test_missing_row_is_reported_as_a_difference(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open(first / "session_0" / "eval.csv", "a") as table:
-        table.write(
-            (first / "session_0" / "eval.csv").read_text().splitlines()[1].replace("512", "640") + "\n"
-        )
+    table = first / "session_0" / "eval.csv"
+    table.write_text(table.read_text() + table.read_text().splitlines()[1].replace("512", "640") + "\n")
     assert main(["+rerun=runs/first"]) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "session_0/eval.csv" in line]
     assert "640" in line
@@ -135,23 +133,12 @@ def test_each_published_configuration_is_accepted() -> None:
     [
         ("agent: [1, 2", "damaged", "saved.yaml"),
         ("- agent=ppo", "damaged", "saved.yaml"),
-        ("words", "missing", "agent"),
-        ("agent: {}\nenv: {}", "missing", "meta"),
         ("agent: {}\nenv: {}\nmeta: {}\nwandb: off", "missing", "wandb"),
         (lambda text: text.replace("  kernels: auto\n", ""), "missing", "meta.kernels"),
         (lambda text: text.replace("num_envs: 8", "num_envs: many"), "type", "env.num_envs"),
         (lambda text: text.replace("num_envs: 8", "num_envs: 8\n  extra: box2d"), "unknown-key", "env.extra"),
-        (lambda text: text.replace("  vectorization: auto\n", ""), "missing", "env.vectorization"),
-        (
-            lambda text: text.replace("labrl.agents.random.RandomAgent", "antigravity.Flight"),
-            "untrusted",
-            "agent._target_",
-        ),
-        (
-            lambda text: text.replace("project: labrl", "project: ${oc.env:HOME}"),
-            "untrusted",
-            "wandb.project",
-        ),
+        (lambda text: text.replace("labrl.agents.", "antigravity."), "untrusted", "agent._target_"),
+        (lambda text: text.replace(": labrl\n", ": ${oc.env:HOME}\n"), "untrusted", "wandb.project"),
     ],
 )
 def test_file_that_cannot_be_run_again_is_refused(

@@ -231,26 +231,16 @@ def test_newest_undamaged_checkpoint_is_used_and_the_damaged_one_named(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_every_stop_signal_saves_and_prints_the_resume_command(
-    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:  # nohup ignores SIGHUP, and labrl leaves that unchanged
         signal.signal(number, signal.SIG_DFL)
-    (tmp_path / "stops.py").write_text(
-        "import os\n"
-        "from labrl.session.callbacks import Callback\n"
-        "class Stop(Callback):\n"
-        "    def __init__(self, number):\n"
-        "        self.number = number\n"
-        "    def step(self, session):\n"
-        "        if session.clock.frame == 24:\n"
-        "            os.kill(os.getpid(), self.number)\n"
-    )
-    stop = f"+callbacks.stop={{_target_: stops.Stop, number: {int(number)}}}"
-    overrides = [*QUICK, stop, "hydra.run.dir=one"]
-    assert main(overrides) == (130 if number == signal.SIGINT else 143)
+    stop = f"+callbacks.stop={{_target_: restoring.StopAt, frame: 24, number: {int(number)}}}"
+    assert main([*QUICK, stop, "hydra.run.dir=one"]) == (130 if number == signal.SIGINT else 143)
     stdout = capsys.readouterr().out
     assert Path("one/session_0/checkpoints/frame_000000000024").is_dir()
     (command,) = re.findall(r"labrl \+resume=.*", stdout)
+    assert main(["+resume=one", "env.max_frame=24"]) == WRONG_INPUT, "this budget is spent"
     assert main([*shlex.split(command)[1:], "~callbacks.stop"]) == 0
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 64
 

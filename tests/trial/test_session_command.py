@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from labrl.config.compose import compose
 from labrl.run.provenance import Origin
 from labrl.run.run import Run
 from labrl.run.signature import signed
+from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.trial.configuration import configure
 from labrl.trial.create import create
 from labrl.trial.train import carry_out
@@ -63,26 +65,25 @@ def test_sessions_run_one_after_another_and_the_largest_exit_code_counts(tmp_pat
     command = start_module("labrl.session", str(run), "1", str(broken), "0", str(run), "0")
     output, _ = command.communicate()
     assert command.returncode == 2, output
-    assert [json.loads((run / f"session_{n}/result.json").read_text())["status"] for n in (0, 1)] == [
-        "finished",
-        "finished",
-    ]
+    for index in (0, 1):
+        assert json.loads((run / f"session_{index}/result.json").read_text())["status"] == "finished"
     assert "agent.horizon" in json.loads((broken / "session_0/result.json").read_text())["error"]
 
 
-def test_session_gets_values_that_json_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    Path("own_limits.py").write_text(
-        "from labrl.session.callbacks import Callback\n"
-        "class Limit(Callback):\n"
-        "    def __init__(self, limit):\n"
-        "        self.limit = limit\n"
-        "    def finish(self, session):\n"
-        "        (session.folder.path / 'limit').write_text(repr(self.limit))\n"
-    )
+class Limit(Callback):
+    """A user's callback, which writes the value that it gets."""
+
+    def __init__(self, limit: Any = None) -> None:
+        self.limit = limit
+
+    def finish(self, session: SessionView) -> None:
+        (session.folder.path / "limit").write_text(repr(self.limit))
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_session_gets_values_that_json_does_not_have() -> None:
     value = "[inf, {0: 1.5, 1: nan}]"
-    own = f"+callbacks.limit={{_target_: own_limits.Limit, limit: {value}}}"
+    own = f"+callbacks.limit={{_target_: test_session_command.Limit, limit: {value}}}"
     assert main([*QUICK, own, "hydra.run.dir=run"]) == 0
     assert Path("run/session_0/limit").read_text() == value
 
@@ -100,27 +101,19 @@ def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path,
     assert differences(plain, planned) == []
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_run_that_was_killed_while_it_was_planned_is_planned_again(tmp_path: Path, several: bool) -> None:
-    overrides = ["-m", *QUICK, f"hydra.sweep.dir={tmp_path / 'e'}", ONE_PROCESS]
-    overrides = overrides if several else [*QUICK, f"hydra.run.dir={tmp_path / 'run'}"]
-    assert main(overrides) == 0
-    run = next((tmp_path / "e").glob("0_*")) if several else tmp_path / "run"
+def test_trial_that_was_killed_while_it_was_planned_is_planned_again(tmp_path: Path) -> None:
+    overrides = [*QUICK, "meta.report=false", f"hydra.sweep.dir={tmp_path / 'e'}", ONE_PROCESS]
+    assert main(["-m", *overrides]) == 0
+    run = next((tmp_path / "e").glob("0_*"))
     shutil.rmtree(run / "session_0")
     (run / "config.yaml").unlink()
     info = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**info, "status": "waiting", "sessions": []}))
-    for report in run.glob("report*"):
-        report.unlink()
-    for name in ("plots", "statistics.json", "statistics.csv"):
-        shutil.rmtree(run / name, ignore_errors=True)
-        (run / name).unlink(missing_ok=True)
-    if several:
-        experiment = tmp_path / "e" / "experiment.json"
-        facts = json.loads(experiment.read_text())
-        facts["trials"][0]["status"] = "waiting"
-        experiment.write_text(json.dumps(signed(facts)))
-    assert main(["-m", f"+resume={tmp_path / 'e'}"] if several else overrides) == 0
+    experiment = tmp_path / "e" / "experiment.json"
+    facts = json.loads(experiment.read_text())
+    facts["trials"][0]["status"] = "waiting"
+    experiment.write_text(json.dumps(signed(facts)))
+    assert main(["-m", f"+resume={tmp_path / 'e'}"]) == 0
     assert Run.open(run).recorded_status == "finished"
 
 
@@ -128,13 +121,8 @@ def test_job_that_was_cut_off_goes_on_where_nobody_knows_the_signature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node of a cluster may not have the key with which the planning machine has signed the run."""
-    (tmp_path / "quiet_callbacks.py").write_text(
-        "from labrl.session.callbacks import Callback\nclass Quiet(Callback):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    own = [*QUICK, "+callbacks.own={_target_: quiet_callbacks.Quiet}", "meta.log_frequency=64"]
+    own = [*QUICK, "+callbacks.own._target_=test_session_command.Limit", "meta.log_frequency=64"]
     for folder, budget in ((whole, 256), (cut, 128)):
         assert main([*own, f"env.max_frame={budget}", *CONSTANT, f"hydra.run.dir={folder}"]) == 0
     for name in ("config.yaml", "provenance.json", "overrides.yaml"):
@@ -142,13 +130,6 @@ def test_job_that_was_cut_off_goes_on_where_nobody_knows_the_signature(
     (cut / "session_0" / "result.json").unlink()
     Run.open(cut).set_status("running")
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "elsewhere"))
-    order = {
-        "folder": str(cut),
-        "cwd": str(tmp_path),
-        "label": "",
-        "log": None,
-        "logging": None,
-        "full_error": False,
-    }
-    assert carry_out(order) == (0, None)
+    order = {"folder": str(cut), "cwd": str(tmp_path), "label": "", "full_error": False}
+    assert carry_out({**order, "log": None, "logging": None}) == (0, None)
     assert differences(whole, cut) == []

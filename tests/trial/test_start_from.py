@@ -20,8 +20,10 @@ from labrl.errors import InputError
 
 pytestmark = pytest.mark.extended
 
+PPO = small("ppo", "cartpole", narrow=False)
+
 SOURCES = {
-    "ppo": [*small("ppo", "cartpole", narrow=False), "meta.max_session=2"],
+    "ppo": [*PPO, "meta.max_session=2"],
     "dqn": small("dqn", "cartpole", narrow=False),
     "sac": [*small("sac", "pendulum", narrow=False), "transforms/observation=normalize"],
     "td3": small("td3", "pendulum", narrow=False),
@@ -77,17 +79,12 @@ def test_agent_starts_with_the_weights_of_the_run(name: str, runs: Path, tmp_pat
     assert facts["sessions"]["0"]["sha256"] == manifest["files"]["state.pt"]["sha256"]
 
 
-@pytest.mark.parametrize("override", ["checkpoint=3", "session=0", "parts=torso", "partial=true"])
-def test_other_keys_of_start_from_are_refused_without_a_run(
-    override: str, runs: Path, tmp_path: Path
-) -> None:
+def test_other_keys_of_start_from_are_refused_without_a_run(runs: Path, tmp_path: Path) -> None:
     """Regression test: such a key was ignored."""
-    lone = [*SOURCES["ppo"], f"start_from.{override}", f"hydra.run.dir={tmp_path / 'run'}"]
-    key = f"start_from.{override.partition('=')[0]}"
-    with refused("contradiction", key, "start_from.run"):
-        labrl.train(lone)
-    with refused("contradiction", key, "start_from.run"):
-        labrl.train([f"+resume={runs / 'ppo'}", f"start_from.{override}", "env.max_frame=1600"])
+    lone = [*SOURCES["ppo"], "start_from.session=0", f"hydra.run.dir={tmp_path / 'run'}"]
+    for overrides in (lone, [f"+resume={runs / 'ppo'}", "start_from.session=0", "env.max_frame=1600"]):
+        with refused("contradiction", "start_from.session", "start_from.run"):
+            labrl.train(overrides)
     labrl.train([*lone, "start_from.run=null"])  # null is accepted as a value in a grid of runs
 
 
@@ -101,31 +98,24 @@ def test_statistics_of_normalized_observations_are_taken(runs: Path, tmp_path: P
         source = runs / ("sac" if change else "td3")
         kind = SOURCES[source.name]
         other = [*kind, *change] if change else [*kind, "transforms/observation=normalize"]
-        with pytest.raises(InputError) as error:
+        with refused(None, "start_from.run"):
             labrl.train([*other, f"start_from={source}", f"hydra.run.dir={tmp_path / 'refused'}"])
-        assert error.value.key == "start_from.run"
         assert not (tmp_path / "refused").exists()
 
 
 def test_each_session_may_start_with_the_session_of_the_same_index(runs: Path, tmp_path: Path) -> None:
     overrides = frozen(SOURCES["ppo"])
-    run = trained(tmp_path / "run", overrides, f"start_from={runs / 'ppo'}", "start_from.session=same")
+    same = ["start_from.session=same"]
+    run = trained(tmp_path / "run", overrides, f"start_from={runs / 'ppo'}", *same)
     for session in (0, 1):
         before, after = weights(runs / "ppo", session, "best"), weights(run, session)
         assert all(torch.equal(after[key], before[key]) for key in after)
-    with pytest.raises(InputError) as error:
-        labrl.train(
-            [*overrides, "meta.max_session=3", f"start_from={runs / 'ppo'}", "start_from.session=same"]
-        )
-    assert error.value.key == "start_from.session"
+    with refused(None, "start_from.session"):
+        labrl.train([*overrides, "meta.max_session=3", f"start_from={runs / 'ppo'}", *same])
 
 
 def test_weights_of_other_shapes_are_refused_or_initialized_anew(runs: Path, tmp_path: Path) -> None:
-    overrides = [
-        *small("ppo", "cartpole", narrow=False),
-        "agent.network.policy_head=[8]",
-        f"start_from={runs / 'ppo'}",
-    ]
+    overrides = [*PPO, "agent.network.policy_head=[8]", f"start_from={runs / 'ppo'}"]
     with pytest.raises(InputError) as error:
         labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'refused'}"])
     assert (error.value.code, error.value.key) == ("contradiction", "start_from.run")
@@ -145,11 +135,7 @@ def test_weights_of_other_shapes_are_refused_or_initialized_anew(runs: Path, tmp
 
 
 def test_parts_of_a_network_can_be_taken_alone(runs: Path, tmp_path: Path) -> None:
-    overrides = [
-        *frozen(small("ppo", "cartpole", narrow=False)),
-        f"start_from={runs / 'ppo'}",
-        "start_from.session=1",
-    ]
+    overrides = [*frozen(PPO), f"start_from={runs / 'ppo'}", "start_from.session=1"]
     run = trained(tmp_path / "run", [*overrides, "start_from.parts=torso"])
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
     assert {name.split(".")[1] for name in facts["taken"]} == {"policy_torso", "value_torso"}
@@ -158,22 +144,15 @@ def test_parts_of_a_network_can_be_taken_alone(runs: Path, tmp_path: Path) -> No
     assert {name for name in after if torch.equal(after[name], before[name])} == set(facts["taken"])
     # A part that does not exist is refused with the names of those that do.
     with pytest.raises(InputError) as error:
-        labrl.train(
-            [
-                *small("ppo", "cartpole", narrow=False),
-                f"start_from={runs / 'ppo'}",
-                "start_from.parts=[torsos, policy_head]",
-            ]
-        )
+        labrl.train([*PPO, f"start_from={runs / 'ppo'}", "start_from.parts=[torsos, policy_head]"])
     assert (error.value.code, error.value.key) == ("unknown-option", "start_from.parts")
     assert "policy_torso" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
-def test_resume_is_exact_and_does_not_need_the_source_run(name: str, runs: Path, tmp_path: Path) -> None:
+def test_resume_is_exact_and_does_not_need_the_source_run(runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(runs / name, source)
-    overrides = [*SOURCES[name], f"start_from={source}"]
+    shutil.copytree(runs / "sac", source)
+    overrides = [*SOURCES["sac"], f"start_from={source}"]
     uninterrupted = trained(tmp_path / "uninterrupted", overrides, "env.max_frame=800")
     resumed = trained(tmp_path / "resumed", overrides, "env.max_frame=400")
     shutil.rmtree(source)
@@ -184,7 +163,7 @@ def test_resume_is_exact_and_does_not_need_the_source_run(name: str, runs: Path,
 def test_session_killed_before_its_first_checkpoint_starts_the_same_way(runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / "ppo", source)
-    overrides = [*small("ppo", "cartpole", narrow=False), "env.max_frame=800", f"start_from={source}"]
+    overrides = [*PPO, "env.max_frame=800", f"start_from={source}"]
     uninterrupted = trained(tmp_path / "uninterrupted", overrides)
     killed = trained(tmp_path / "killed", overrides)
     shutil.rmtree(source)
@@ -203,32 +182,24 @@ def test_session_killed_before_its_first_checkpoint_starts_the_same_way(runs: Pa
     assert main([f"+resume={killed}"]) == 2
 
 
-WRONG: dict[str, tuple[list[str], str, str]] = {
-    "no such run": (["start_from=nowhere"], "not-found", "nowhere"),
-    "no such checkpoint": (["start_from.checkpoint=77"], "not-found", "start_from.checkpoint"),
-    "no such session": (["start_from.session=9"], "not-found", "start_from.session"),
-    "wrong value": (["start_from.checkpoint=first"], "unknown-option", "start_from.checkpoint"),
-    "wrong key": (["start_from.folder=x"], "unknown-key", "start_from.folder"),
-    "another agent": (["agent=dqn"], "contradiction", "start_from.run"),
-    "agent without a network": (["agent=random"], "unsupported", "start_from.run"),
-    "another space": (["env=acrobot"], "contradiction", "start_from.run"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_start_from_is_refused_with_its_key(case: str, runs: Path, tmp_path: Path) -> None:
-    overrides, code, key = WRONG[case]
+@pytest.mark.parametrize(
+    ("override", "code", "key"),
+    [
+        ("start_from=nowhere", "not-found", "nowhere"),
+        ("start_from.checkpoint=77", "not-found", "start_from.checkpoint"),
+        ("start_from.session=9", "not-found", "start_from.session"),
+        ("start_from.checkpoint=first", "unknown-option", "start_from.checkpoint"),
+        ("agent=dqn", "contradiction", "start_from.run"),
+        ("agent=random", "unsupported", "start_from.run"),
+        ("env=acrobot", "contradiction", "start_from.run"),
+    ],
+)
+def test_wrong_start_from_is_refused_with_its_key(
+    override: str, code: str, key: str, runs: Path, tmp_path: Path
+) -> None:
+    overrides = ["agent=ppo", "env=cartpole", *QUIET, f"start_from={runs / 'ppo'}", override]
     with pytest.raises(InputError) as error:
-        labrl.train(
-            [
-                "agent=ppo",
-                "env=cartpole",
-                *QUIET,
-                f"start_from={runs / 'ppo'}",
-                f"hydra.run.dir={tmp_path / 'x'}",
-                *overrides,
-            ]
-        )
+        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'x'}"])
     assert error.value.code == code
     assert (error.value.key or "").endswith(key)
     assert not (tmp_path / "x").exists()
