@@ -71,6 +71,15 @@ def test_error_for_a_key_in_a_users_preset_names_the_file(
         assert str(folder / "preset" / "acrobot.yaml") in message
 
 
+def test_error_below_a_key_that_a_preset_sets_and_the_user_typed_names_no_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["env=cartpole", "agent.lr.kind=foo"]) == WRONG_INPUT
+    message = capsys.readouterr().err
+    assert "agent.lr" in message
+    assert "cartpole.yaml" not in message
+
+
 def test_broken_file_is_ignored_when_not_selected(tmp_path: Path) -> None:
     folder = write_yaml(tmp_path, "env", b"a: [\n", "broken")
     write_yaml(folder, "env", f"{BASE}id: CartPole-v1\nname: mine\n".encode())
