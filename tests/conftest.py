@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -48,28 +47,3 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-TRAINING_TESTS = 200
-"""Maximum number of tests of the first tier that train (see `tiers`)."""
-
-_training_tests = 0
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    """Add the number of tests that have trained in a process that has ended."""
-    global _training_tests
-    _training_tests += getattr(node, "workeroutput", {}).get("training_tests", 0)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the number of tests that have trained."""
-    if _training_tests:
-        terminalreporter.write_line(f"{_training_tests} tests train (at most {TRAINING_TESTS})")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if too many tests of the first tier train."""
-    if _training_tests > TRAINING_TESTS:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,4 +1,4 @@
-"""Limits of the first tier, `make test`: what its tests may start and train, counted while they run.
+"""Limits of the first tier, `make test`: what each of its tests may start and train.
 
 A test that needs more has the mark `extended`, and `make test-all` runs it. No duration is measured here.
 """
@@ -28,9 +28,6 @@ MARKS = ("extended", "slow", "matrix")
 TOOLS = ("git", "nvidia-smi", "uname", "fc-list")
 """Programs that tests of the first tier may start. Matplotlib starts `fc-list` once on a new machine."""
 
-_training: set[str] = set()
-"""Ids of the tests that have trained in this process."""
-
 _excesses: list[str] = []
 """Descriptions of what exceeded the limits since the end of the previous test."""
 
@@ -49,7 +46,6 @@ def _counted(run: Callable[[Session], None]) -> Callable[[Session], None]:
             run(session)
         finally:
             frames, width = session.clock.frame - before, _width(session)
-            _training.add(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
             if frames > FRAMES:
                 _excesses.append(f"trains for {frames} frames (at most {FRAMES})")
             if width > UNITS:
@@ -83,13 +79,5 @@ def _stays_small(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     found = sorted(set(_excesses))
     _excesses.clear()
-    if any(mark in request.keywords for mark in MARKS):
-        _training.discard(request.node.nodeid)
-    elif found:
+    if found and not any(mark in request.keywords for mark in MARKS):
         pytest.fail(f"mark this test `extended`, or make it smaller: it {', it '.join(found)}", pytrace=False)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the number of tests that have trained to the process that distributes the tests."""
-    if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["training_tests"] = len(_training)
