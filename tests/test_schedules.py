@@ -11,7 +11,6 @@ import yaml
 from exact_cases import rows
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from one_process import ONE_PROCESS
 
 from labrl.cli import main
@@ -84,14 +83,6 @@ def test_step_schedule_changes_exactly_at_its_frame() -> None:
         assert value_at(halved, 10_000 * step - 1) == 0.5 ** (step - 1)
 
 
-@pytest.mark.parametrize(("factor", "ends"), [(-0.5, (-0.5, 1.0)), (1.0, (1.0, 1.0))])
-def test_bounds_of_a_step_schedule_take_no_loop_over_its_steps(
-    factor: float, ends: tuple[float, float]
-) -> None:
-    schedule = StepSchedule(kind="step", start=1.0, factor=factor, steps=10**9, horizon=10**9, warmup=0)
-    assert (smallest(schedule), largest(schedule)) == ends
-
-
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -134,7 +125,8 @@ def test_schedule_override_replaces_a_number_or_another_schedule(before: str, si
 
 
 def test_schedule_override_replaces_that_of_a_preset_or_experiment_file(tmp_path: Path) -> None:
-    assert composed("env=pendulum")["kind"] == "linear"
+    changed = composed("env=pendulum", "agent.lr.start=5e-4", "agent.lr.warmup=100")
+    assert (changed["kind"], changed["start"], changed["warmup"]) == ("linear", 5e-4, 100)
     assert composed("env=pendulum", f"agent.lr={FULL}") == COSINE_LR
     (tmp_path / "experiment").mkdir()
     for name, lr in {"pieces": PIECES, "short": "linear:1e-3:0", "partial": "{start: 5e-4}"}.items():
@@ -190,16 +182,6 @@ def test_resume_may_change_an_adapted_rate(tmp_path: Path, monkeypatch: pytest.M
     assert 1e-6 <= float(last["lr"]) <= 1e-5 * 1.5**8
 
 
-def test_text_that_looks_like_a_schedule_stays_text_elsewhere() -> None:
-    assert compose(["wandb.name=linear:1:0"]).wandb.name == "linear:1:0"
-
-
-def test_override_can_change_one_key_of_a_schedule() -> None:
-    changed = composed("env=pendulum", "agent.lr.start=5e-4", "agent.lr.warmup=100")
-    assert (changed["kind"], changed["start"], changed["warmup"]) == ("linear", 5e-4, 100)
-    assert composed("env=pendulum", "agent.lr={start: 5e-4}")["start"] == 5e-4
-
-
 @pytest.mark.parametrize(
     ("overrides", "code", "key"),
     [
@@ -226,13 +208,6 @@ def test_network_part_with_a_kind_is_merged_but_a_pruner_is_replaced() -> None:
     pruner = "{kind: median, n_startup_trials: 3, n_warmup_steps: 1}"
     typed = resolve(compose([f"search.pruner={pruner}"])).search.pruner
     assert vars(typed) == {"kind": "median", "n_startup_trials": 3, "n_warmup_steps": 1}
-
-
-def test_omegaconf_merges_as_usual_outside_of_labrl() -> None:
-    compose([])
-    merged = OmegaConf.merge({"lr": {"kind": "linear", "start": 1}}, {"lr": {"kind": "cosine"}})
-    assert merged == {"lr": {"kind": "cosine", "start": 1}}
-    assert OmegaConf.create({"lr": "linear:1:0"}).lr == "linear:1:0"
 
 
 @pytest.mark.extended
