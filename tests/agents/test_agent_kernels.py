@@ -98,7 +98,7 @@ WITHOUT_KERNEL = [
     (["recurrent"], DISCRETE, ("recurrent_ppo",)),
     (["ExploringHead"], BOX, ("ppo", "agent.sde={steps: 4, log_std_init: -2}")),
     (["NoisyLinear"], DISCRETE, ("dqn", "agent.network.noisy=0.5", "agent/exploration=noise")),
-    (["Critics"], BOX, ("sac", "agent.network.torso.mlp.layer_norm=true")),
+    (["Critics", "PolicyNetwork"], BOX, ("sac", "agent.network.torso.mlp.layer_norm=true")),
     (["Critics", "PolicyNetwork"], BOX, ("crossq",)),
 ]
 
