@@ -56,12 +56,9 @@ SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
 ALLOWED: list[tuple[str, gym.Space, gym.Space]] = [
     ("agent=dqn agent.network.noisy=0.5", VECTOR, CHOICE),
     (f"agent=ppo agent/network=lstm agent.sequence_length=16 {SHORT}", VECTOR, CHOICE),
-    ("agent=recurrent_a2c agent/network=mlp", VECTOR, CHOICE),
-    ("agent=ppo agent/network=nature_cnn", IMAGE, CHOICE),
     ("agent=sac agent.target_entropy=-3", VECTOR, BOX),
     ("agent=sac agent.target_entropy=0", VECTOR, gym.spaces.Discrete(1)),
     (f"agent=td3_bc {NORMALIZE}=false", IMAGE, BOX),
-    ("agent=ppo", PICTURES, CHOICE),
 ]
 """Overrides and spaces without a contradiction."""
 
