@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from refusals import damaged, refused
+from report_cases import write_experiment
 from run_cases import config_with, rising, rows_of, write_run
 
 from labrl.run.experiment import Experiment
@@ -158,14 +159,12 @@ def test_damaged_run_among_others_is_skipped_with_a_warning(
 def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) -> None:
     for number in (10, 2):
         write_run(tmp_path / str(number), [rising(1)])
-    trials = [{"number": number, "folder": str(number), "status": "finished"} for number in (2, 3, 10)]
-    trials += [{"number": 11, "folder": "11", "status": "failed", "error": "no such game"}]
-    trials += [{"number": 12, "folder": "12", "status": "waiting"}]
-    facts = {"format_version": 3, "kind": "grid", "status": "running", "trials": trials}
-    (tmp_path / EXPERIMENT_MARKER).write_text(json.dumps(facts))
+    failed, waiting = {"status": "failed", "error": "no such game"}, {"status": "waiting"}
+    trials = [("2", {}), ("3", {}), ("10", {}), ("11", failed), ("12", waiting)]
+    write_experiment(tmp_path, trials, status="running")
     experiment = Experiment.load(tmp_path)
     assert [run.name for run in experiment.runs] == ["2", "10"]
-    assert experiment.warnings == ["trial 3 has no run folder", "trial 11 has no run folder: no such game"]
+    assert experiment.warnings == ["trial 1 has no run folder", "trial 3 has no run folder: no such game"]
     assert experiment.status == "killed"
     with FolderLock(tmp_path):
         assert experiment.status == "running"
