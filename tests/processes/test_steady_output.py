@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import start_labrl
 
-from labrl.errors import FAILED, WRONG_INPUT
+from labrl.errors import FAILED
 
 TRAIN = ["agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false", "seed=1"]
 
@@ -70,23 +70,7 @@ def test_printing_a_list_fails_on_a_full_disk_and_succeeds_with_a_closed_pipe(ki
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("closed", [1, pytest.param(2, marks=pytest.mark.matrix)])
-def test_training_runs_when_its_output_is_closed_from_the_start(closed: int, tmp_path: Path) -> None:
-    overrides = ["-m", "labrl", *TRAIN]
-    command = f'exec "$0" "$@" {closed}>&-'
-    ended = subprocess.run(
-        ["sh", "-c", command, sys.executable, *overrides], cwd=tmp_path, check=False, timeout=120
-    )
-    assert ended.returncode == 0
+def test_training_runs_when_its_output_is_closed_from_the_start(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "labrl", *TRAIN]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
     assert status(tmp_path) == "finished"
-
-
-@pytest.mark.extended
-def test_deleted_working_folder_is_refused_with_one_line(tmp_path: Path) -> None:
-    command = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" "$@"'
-    ended = subprocess.run(
-        ["sh", "-c", command, sys.executable, "-m", "labrl", *TRAIN],
-        cwd=tmp_path, check=False, timeout=120, text=True, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert ended.returncode == WRONG_INPUT
-    assert len(ended.stderr.splitlines()) == 1

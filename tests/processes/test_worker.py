@@ -18,11 +18,6 @@ from labrl.processes import worker
 from labrl.processes.worker import ParentConnection, Worker, WorkerError
 
 
-def double_numbers(line: ParentConnection) -> None:
-    while True:
-        line.send(2 * line.receive())
-
-
 def divide(line: ParentConnection, divisor: int) -> None:
     line.send(1)
     line.receive()
@@ -60,15 +55,6 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc/self").exists() else True
-
-
-def test_messages_are_exchanged_and_no_file_is_left(tmp_path: Path) -> None:
-    with started(tmp_path, double_numbers) as process:
-        for number in (1, 2):
-            process.send(number)
-            assert process.receive() == 2 * number
-        assert not process.has_message()
-    assert not list(tmp_path.iterdir())
 
 
 def test_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None:

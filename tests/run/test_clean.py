@@ -29,13 +29,6 @@ pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")
-def ppo_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ppo") / "run"
-    assert cli.main([*PPO, KEEP, f"hydra.run.dir={folder}"]) == DONE
-    return folder
-
-
-@pytest.fixture(scope="module")
 def dqn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dqn") / "run"
     assert cli.main([*DQN, KEEP, FILES, f"hydra.run.dir={folder}"]) == DONE
@@ -44,11 +37,6 @@ def dqn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         video.parent.mkdir(parents=True, exist_ok=True)
         video.write_bytes(bytes(10_000))
     return folder
-
-
-@pytest.fixture
-def ppo(ppo_once: Path) -> Path:
-    return Path(shutil.copytree(ppo_once, "runs/ppo"))
 
 
 @pytest.fixture
@@ -97,14 +85,19 @@ def test_clean_removes_buffers_old_checkpoints_and_other_videos_than_the_best_an
     assert changed == {dqn / MARKER}
 
 
-def test_run_without_its_buffer_can_be_repeated_and_not_extended(dqn: Path) -> None:
+def test_run_without_its_buffer_can_only_be_repeated(dqn: Path) -> None:
     assert cli.clean([str(dqn), "--yes"]) == DONE
-    before = files_of(dqn)
+    before = files_of(Path("runs"))
     with refused("not-found", "+resume", str(dqn), f"+rerun={dqn.absolute()}", "start_from.run="):
         labrl.train([f"+resume={dqn}", LARGER])
     with refused("not-found", "+resume"):
         labrl.train([f"+resume={dqn}", LARGER, "+force=true"])
-    assert files_of(dqn) == before
+    for at in ([], [f"at={AT}"]):
+        with refused("not-found", "+fork", f"+rerun={dqn.absolute()}"):
+            labrl.train([f"+fork={dqn}", *at, LARGER])
+    with refused("not-found", "agent.offline.folder", f"+rerun={dqn.absolute()}"):
+        labrl.train(["agent=dqn", "agent/offline=run", f"agent.offline.folder={dqn}", "env.max_frame=800"])
+    assert files_of(Path("runs")) == before
     again = labrl.train([f"+rerun={dqn}"])
     assert again.exit_code == DONE
     assert labrl.train([f"+resume={again.folder}", LARGER]).exit_code == DONE
@@ -121,17 +114,8 @@ def test_experiment_with_a_cleaned_trial_is_not_extended(capsys: pytest.CaptureF
     assert cli.main(["-m", "+resume=grid", "seed=1,2"]) == DONE
 
 
-def test_run_without_its_buffer_cannot_be_forked_and_gives_no_offline_data(dqn: Path) -> None:
-    assert cli.clean([str(dqn), "--yes"]) == DONE
-    for at in ([], [f"at={AT}"]):
-        with refused("not-found", "+fork", f"+rerun={dqn.absolute()}"):
-            labrl.train([f"+fork={dqn}", *at, LARGER])
-    assert [path.name for path in Path("runs").iterdir()] == ["dqn"]
-    with refused("not-found", "agent.offline.folder", f"+rerun={dqn.absolute()}"):
-        labrl.train(["agent=dqn", "agent/offline=run", f"agent.offline.folder={dqn}", "env.max_frame=800"])
-
-
-def test_cleaned_run_of_an_agent_without_a_buffer_is_extended_exactly(ppo: Path) -> None:
+def test_cleaned_run_of_an_agent_without_a_buffer_is_extended_exactly() -> None:
+    ppo = labrl.train([*PPO, KEEP, "hydra.run.dir=runs/ppo"]).folder
     assert cli.clean([str(ppo), "--yes"]) == DONE
     assert frames_of(ppo) != []
     assert labrl.train([f"+resume={ppo}", LARGER]).exit_code == DONE

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from report_cases import write_experiment
 from run_cases import files_of, rising, write_run
 
 import labrl
@@ -20,13 +21,11 @@ COMMANDS: list[tuple[Callable[[list[str]], int], list[str]]] = [
     (main, ["+enjoy=latest"]),
     (main, ["+fork=run", "at=256", "env.max_frame=512"]),
     (main, ["+resume=run", "env.max_frame=512"]),
-    (main, ["+resume=run", "env.max_frame=512", "+force=true"]),
     (main, ["+resume=latest", "env.max_frame=512"]),
     (main, ["+rerun=run"]),
     (main, ["start_from.run=run"]),
     (main, ["agent=dqn", "agent/offline=run", "agent.offline.folder=run"]),
     (main, ["-m", "+resume=experiment"]),
-    (main, ["-m", "+resume=experiment", "+force=true"]),
     (main, ["-m", "+resume=latest"]),
     (main, ["-m", "+fork=run", "at=256", "env.max_frame=512", "seed=1,2"]),
     (export_policy, ["run", "--format", "torch"]),
@@ -34,7 +33,6 @@ COMMANDS: list[tuple[Callable[[list[str]], int], list[str]]] = [
     (send_to_wandb, ["run"]),
     (report, ["run"]),
     (report, ["experiment"]),
-    (report, ["run", "experiment"]),
     (list_runs, ["--root", "run"]),
     (list_runs, ["--root", "experiment"]),
     (list_runs, []),
@@ -46,16 +44,12 @@ def test_every_command_refuses_a_folder_of_another_version_and_leaves_it_unchang
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    trials = [
-        {"number": number, "overrides": [f"seed={number}"], "folder": f"{number}_ppo", "status": "finished"}
-        for number in range(2)
-    ]
     for place in ("run", "experiment/0_ppo", "experiment/1_ppo", "runs/a", "runs/e/0_ppo", "runs/e/1_ppo"):
-        marker = write_run(Path(place), [rising(10)]) / "run.json"
-        marker.write_text(json.dumps({**json.loads(marker.read_text()), "format_version": version}))
+        write_run(Path(place), [rising(10)])
     for place in ("experiment", "runs/e"):
-        content = {"kind": "grid", "status": "finished", "overrides": [], "trials": trials}
-        (Path(place) / "experiment.json").write_text(json.dumps({"format_version": version, **content}))
+        write_experiment(Path(place), [("0_ppo", {}), ("1_ppo", {})])
+    for marker in [*tmp_path.rglob("run.json"), *tmp_path.rglob("experiment.json")]:
+        marker.write_text(json.dumps({**json.loads(marker.read_text()), "format_version": version}))
     before = files_of(tmp_path)
     for command, arguments in COMMANDS:
         assert command(arguments) == WRONG_INPUT, arguments

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import torch
 from disk_limit import file_size_limit
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from refusals import refused
 
 from labrl.run.checkpoint import CheckpointStore, _checksum
@@ -49,73 +47,36 @@ def some_state(number: int = 0) -> dict[str, Any]:
     }
 
 
-def leaf() -> st.SearchStrategy[Any]:
-    """Return a strategy for numbers, text, bytes, arrays, tensors and NumPy scalars."""
-    dtypes = [np.uint8, np.int64, np.float32, np.float64, np.bool_, np.uint64, np.complex64, "<U3", "<M8[s]"]
-    arrays = st.builds(
-        lambda shape, dtype, fill: np.full(shape, fill).astype(dtype),
-        st.lists(st.integers(0, 3), max_size=3),
-        st.sampled_from(dtypes),
-        st.integers(0, 100),
-    )
-    tensors = st.builds(
-        lambda shape, dtype: torch.arange(int(np.prod(shape))).reshape(shape).to(dtype),
-        st.lists(st.integers(0, 3), max_size=3),
-        st.sampled_from([torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64, torch.float16]),
-    )
-    numbers = st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | st.booleans() | st.none()
-    scalars = st.floats(width=32, allow_nan=False).map(np.float32) | st.integers(0, 9).map(np.int16)
-    return numbers | st.text() | st.binary(max_size=20) | arrays | tensors | scalars
+DTYPES = (np.uint8, np.int64, np.float32, np.float64, np.bool_, np.uint64, np.complex64, "<U3", "<M8[s]")
+KINDS = (torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64, torch.float16)
 
 
-KEYS = st.text() | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text())
-STATES = st.recursive(
-    leaf(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-        | st.dictionaries(KEYS, inner, max_size=3)
-        | st.tuples(inner, inner)
-    ),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(STATES)
-def test_nested_state_is_restored_exactly(tmp_path: Path, state: Any) -> None:
+def test_nested_state_is_restored_exactly(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
+    state = {
+        "numbers": [2**200, -(2**70), 0.1, -0.0, float("nan"), (float("inf"), -float("inf")), True, None],
+        "text": ["", "é\n\0", b"\xff\0"],
+        "keys": {2: 0, True: 0, None: 0, (1, "a"): 0, "": {}, "1": []},
+        "looks like a tag": {"tensor": "x", "dict": {"tuple": []}},
+        "same place": {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}},
+        "arrays": [np.arange(6).reshape(2, 3).astype(dtype) for dtype in DTYPES],
+        "tensors": [torch.arange(6).reshape(2, 3).to(dtype) for dtype in KINDS],
+        "sizes": [np.zeros((0, 3)), np.array(7), torch.zeros(3, 0), torch.tensor(0.1)],
+        "scalars": [np.float32(0.1), np.int16(3), np.bool_(True)],
+        "philox": np.random.Generator(np.random.Philox(3)).bit_generator.state,
+        "read only": np.broadcast_to(np.float32(2), (3, 2)),
+        "reversed": np.arange(6).reshape(2, 3)[:, ::-1],
+    }
     checkpoint = store.load(store.save(7, state))
     assert checkpoint.frame == 7
     assert same(state, checkpoint.state)
+    checkpoint.state["reversed"][0, 0] = 9  # restored arrays are writable
 
 
 def test_checkpoint_of_a_run_that_was_moved_does_not_make_its_folder_again(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         CheckpointStore(tmp_path / "moved" / "session_0" / "checkpoints", keep_last=1).save(7, some_state())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_special_values_are_restored_exactly(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep_last=1)
-    state = {
-        "nan": float("nan"),
-        "infinities": (float("inf"), -float("inf"), -0.0),
-        "looks like a tag": {"tensor": "x", "dict": {"tuple": []}},
-        "same place": {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}},
-        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "groups": [{"betas": (0.9, 0.999)}]},
-        "philox": np.random.Generator(np.random.Philox(3)).bit_generator.state,
-        "pcg": np.random.default_rng(3).bit_generator.state,
-        "bfloat16": torch.randn(5, 5).bfloat16(),
-        "read only": np.broadcast_to(np.float32(2), (3, 2)),
-        "reversed": np.arange(6).reshape(2, 3)[:, ::-1],
-    }
-    restored = store.load(store.save(1, state)).state
-    assert same(state, restored)
-    rng = np.random.default_rng()
-    rng.bit_generator.state = restored["pcg"]
-    assert rng.random() == np.random.default_rng(3).random()
-    restored["reversed"][0, 0] = 9  # restored arrays are writable
 
 
 def test_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:

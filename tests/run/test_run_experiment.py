@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,21 +14,6 @@ from labrl.run.run import Run
 
 def record(number: int) -> TrialRecord:
     return TrialRecord(number=number, overrides=[f"seed={number}"], folder=f"{number}_ppo_cartpole")
-
-
-def test_trials_and_status_are_read_back_as_written(tmp_path: Path) -> None:
-    made = Experiment.begin(tmp_path / "e", "grid", [record(0), record(1)], overrides=["seed=0,1"])
-    changed = record(1)
-    changed.status, changed.error, changed.facts = "failed", "out of memory", {"params": {"agent.lr": 1e-4}}
-    made.set_trials([changed, record(2)])
-    made.set_status("failed", ended="now")
-    again = Experiment.open(tmp_path / "e")
-    assert again.trials() == [record(0), changed, record(2)]
-    assert again.trial_path(changed) == tmp_path / "e" / "1_ppo_cartpole"
-    info = json.loads((tmp_path / "e" / "experiment.json").read_text())
-    assert (info["kind"], info["status"], info["ended"]) == ("grid", "failed", "now")
-    assert info["overrides"] == ["seed=0,1"]
-    assert info["trials"][1]["params"] == {"agent.lr": 1e-4}
 
 
 def test_run_folder_cannot_become_an_experiment_folder(tmp_path: Path) -> None:

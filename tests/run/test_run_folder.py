@@ -16,7 +16,6 @@ from labrl.errors import LabrlError
 from labrl.run.atomic import write_atomic
 from labrl.run.provenance import Origin, write_provenance
 from labrl.run.run import Run
-from labrl.run.session import SessionResult
 
 
 def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) -> None:
@@ -95,7 +94,9 @@ def test_file_system_that_cannot_sync_folders_is_reported_once(
     assert len(caplog.records) == 1
 
 
-def test_refused_run_leaves_no_folder(tmp_path: Path) -> None:
+def test_refused_run_leaves_other_files_and_the_working_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run.create(tmp_path / "run")
     run.session(0)
     for file in (run.config_yaml, run.overrides_yaml, run.provenance_json, run.path / "labrl.diff"):
@@ -103,14 +104,11 @@ def test_refused_run_leaves_no_folder(tmp_path: Path) -> None:
     with run.lock():
         pass
     run.discard()
+    monkeypatch.chdir(tmp_path)
+    Run.create(".").discard()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_other_files_in_the_folder_of_a_refused_run_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("")
-    run = Run.create(tmp_path)
-    run.config_yaml.write_text("")
-    run.discard()
+    Path("notes.txt").write_text("")
+    Run.create(".").discard()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -126,14 +124,6 @@ def test_run_that_has_played_is_not_discarded(tmp_path: Path, name: str) -> None
     assert run.recorded_status == "running"
 
 
-def test_refused_run_in_the_working_folder_does_not_delete_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Run.create(".").discard()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_a_run_keeps_is_read_again_after_it_has_changed_the_folder(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run")
     with run.lock():
@@ -142,22 +132,8 @@ def test_what_a_run_keeps_is_read_again_after_it_has_changed_the_folder(tmp_path
             config = {"seed": 1, "agent": {"lr": lr}, "env": {}, "meta": {}}
             write_provenance(run, config, Origin([f"agent.lr={lr}"]), resume)
             assert (run.config, run.overrides) == (config, [f"agent.lr={lr}"])
-        run.session(2).write_result(SessionResult(index=2, seed=7, status="failed", error="out of memory"))
+        run.session(2)
         run.set_status("failed")
     assert (run.status, run.info["status"], Run.status_at(run.path)) == ("failed",) * 3
-    (session,) = run.sessions
-    assert (session.index, session.status, session.result["error"]) == (2, "failed", "out of memory")
+    assert [session.index for session in run.sessions] == [2]
     assert Run.status_at(tmp_path / "none") is None
-
-
-def test_result_that_a_killed_session_lacks_is_that_noted_by_its_trial(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run")
-    for index in range(2):
-        run.session(index)
-    run.session(1).write_result(SessionResult(index=1, seed=7, status="finished"))
-    noted = {"index": 0, "status": "failed", "error": "the process was killed"}
-    run.set_status("failed", sessions=[noted, {"index": 1, "status": "failed"}])
-    assert [one.status for one in run.sessions] == ["failed", "finished"]
-    assert run.sessions[0].result == noted
-    run.set_status("running")  # A resume makes the note obsolete.
-    assert run.sessions[0].result == {}

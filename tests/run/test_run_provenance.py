@@ -90,7 +90,6 @@ def test_runs_with_different_code_of_ones_own_are_different_groups(
     [
         ("/usr/bin/python3 /opt/venv/bin/labrl -m seed=0,1", "labrl -m seed=0,1"),
         ("/opt/venv/bin/python -m labrl env=pong", "python -m labrl env=pong"),
-        ("python train.py seed=1", "python train.py seed=1"),
         ("python /opt/venv/bin/torchrun --nproc-per-node 2 -m labrl", "torchrun --nproc-per-node 2 -m labrl"),
     ],
 )

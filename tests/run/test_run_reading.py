@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from refusals import damaged, refused
+from report_cases import write_experiment
 from run_cases import config_with, rising, rows_of, write_run
 
 from labrl.run.experiment import Experiment
 from labrl.run.find import find_runs, load_run
 from labrl.run.folder import EXPERIMENT_MARKER
 from labrl.run.lock import FolderLock
-from labrl.run.run import Run
 
 
 def test_finished_run_is_read_as_written(tmp_path: Path) -> None:
@@ -98,22 +98,16 @@ def test_missing_later_rows_of_finished_session_give_warnings(tmp_path: Path) ->
     ]
 
 
-def test_running_run_without_a_process_counts_as_killed(tmp_path: Path) -> None:
+def test_run_is_running_while_trial_or_session_process_lives_and_killed_without_one(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)], status="running", session_status=None)
+    for place in ("", "session_0"):
+        with FolderLock(path / place):
+            run = load_run(path)
+            assert (run.status, run.sessions[0].status) == ("running", "running")
+            assert any("still running" in text for text in run.warnings)
     run = load_run(path)
-    assert run.status == "killed"
-    assert run.sessions[0].status == "killed"
+    assert (run.status, run.sessions[0].status) == ("killed", "killed")
     assert any("killed" in text for text in run.warnings)
-
-
-@pytest.mark.parametrize("place", ["", "session_0"])
-def test_run_is_running_while_trial_or_session_process_lives(tmp_path: Path, place: str) -> None:
-    path = write_run(tmp_path / "a", [rising(1)], status="running", session_status=None)
-    with FolderLock(path / place):
-        run = load_run(path)
-        assert run.status == "running"
-        assert run.sessions[0].status == "running"
-        assert any("still running" in text for text in run.warnings)
 
 
 def test_failed_and_unstarted_sessions_give_warnings(tmp_path: Path) -> None:
@@ -131,22 +125,8 @@ def test_run_killed_before_writing_its_config_is_read(tmp_path: Path) -> None:
         (path / name).unlink()
     run = load_run(path)
     assert (run.status, run.agent, run.env, run.seed, run.sessions) == ("killed", "?", "?", None, [])
-
-
-def test_run_killed_before_it_was_described_is_to_be_started_again(tmp_path: Path) -> None:
-    run = Run.create(str(tmp_path / "run"), status="waiting")
-    with damaged(tmp_path / "run" / "provenance.json") as error:
+    with damaged(path / "provenance.json"):
         run.read_config()
-    assert "start it again" in str(error.value)
-
-
-def test_error_for_session_or_parent_folder_names_the_run(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", [rising(1)])
-    for read, place in ((lambda place: find_runs([place]), path / "session_0"), (load_run, tmp_path)):
-        with refused("usage", place) as error:
-            read(place)
-        # The message begins with the place, whose path may contain that of the run.
-        assert str(path) in str(error.value).partition(str(place))[2]
 
 
 def test_runs_are_found_once_by_folder_parent_or_glob(tmp_path: Path) -> None:
@@ -179,14 +159,12 @@ def test_damaged_run_among_others_is_skipped_with_a_warning(
 def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) -> None:
     for number in (10, 2):
         write_run(tmp_path / str(number), [rising(1)])
-    trials = [{"number": number, "folder": str(number), "status": "finished"} for number in (2, 3, 10)]
-    trials += [{"number": 11, "folder": "11", "status": "failed", "error": "no such game"}]
-    trials += [{"number": 12, "folder": "12", "status": "waiting"}]
-    facts = {"format_version": 3, "kind": "grid", "status": "running", "trials": trials}
-    (tmp_path / EXPERIMENT_MARKER).write_text(json.dumps(facts))
+    failed, waiting = {"status": "failed", "error": "no such game"}, {"status": "waiting"}
+    trials = [("2", {}), ("3", {}), ("10", {}), ("11", failed), ("12", waiting)]
+    write_experiment(tmp_path, trials, status="running")
     experiment = Experiment.load(tmp_path)
     assert [run.name for run in experiment.runs] == ["2", "10"]
-    assert experiment.warnings == ["trial 3 has no run folder", "trial 11 has no run folder: no such game"]
+    assert experiment.warnings == ["trial 1 has no run folder", "trial 3 has no run folder: no such game"]
     assert experiment.status == "killed"
     with FolderLock(tmp_path):
         assert experiment.status == "running"

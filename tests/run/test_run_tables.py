@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from disk_limit import file_size_limit
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from refusals import damaged
 
 from labrl.run.tables import CsvTable, read_rows
 
-# Text that looks like a number is read back as a number, and empty text as None; no metric has such values.
-TEXT = st.text(min_size=1).filter(lambda text: not looks_like_number(text) and text.isprintable())
-VALUES = st.none() | st.integers() | st.floats() | TEXT
-COLUMNS = st.lists(st.text("abc_,\"'/ é", min_size=1), min_size=1, max_size=4, unique=True)
 
-
-def looks_like_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def expected(value: Any) -> Any:
-    """Return the value as it is read back: None for NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(COLUMNS, st.data())
-def test_rows_read_back_as_written(tmp_path: Path, columns: list[str], data: st.DataObject) -> None:
-    path = tmp_path / "t.csv"
-    path.unlink(missing_ok=True)
-    rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(columns, VALUES)), min_size=1, max_size=4))
-    table = CsvTable(path)
+def test_rows_read_back_as_written(tmp_path: Path) -> None:
+    rows = [
+        {"a,b": None, 'q"': 2**70, "é 'x'": 0.1, "/": "x,y"},
+        {"a,b": float("-inf"), 'q"': -1, "é 'x'": 5e-324, "/": """x"y' é"""},
+    ]
+    table = CsvTable(tmp_path / "t.csv")
     for row in rows:
         table.append(row)
-    expected_rows = [{column: expected(value) for column, value in row.items()} for row in rows]
-    assert read_rows(path) == expected_rows
+    assert read_rows(tmp_path / "t.csv") == rows
 
 
 def test_table_is_plain_csv_with_one_header(tmp_path: Path) -> None:
@@ -62,26 +38,17 @@ def test_new_key_becomes_a_new_column(tmp_path: Path) -> None:
     table.append({"frame": 1, "loss": 2.0})
     table.append({"frame": 2, "loss": 1.0, "kl": 0.1})
     table.append({"frame": 3, "kl": 0.2})
-    with open(tmp_path / "t.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {"frame": "1", "loss": "2.0", "kl": ""},
-        {"frame": "2", "loss": "1.0", "kl": "0.1"},
-        {"frame": "3", "loss": "", "kl": "0.2"},
-    ]
+    assert (tmp_path / "t.csv").read_text() == "frame,loss,kl\n1,2.0,\n2,1.0,0.1\n3,,0.2\n"
 
 
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=20).map(sorted), st.integers(0, 110))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_table_is_truncated_after_a_frame(tmp_path: Path, frames: list[int], cut: int) -> None:
-    path = tmp_path / "t.csv"
-    path.unlink(missing_ok=True)
+@pytest.mark.parametrize(("cut", "kept"), [(0, 0), (2, 1), (3, 3), (99, 4), (100, 5), (110, 5)])
+def test_table_is_truncated_after_a_frame(cut: int, kept: int, tmp_path: Path) -> None:
+    path, frames = tmp_path / "t.csv", [1, 3, 3, 7, 100]
     table = CsvTable(path)
     for frame in frames:
         table.append({"frame": frame, "x": frame / 3})
     CsvTable(path).truncate_after(cut)
-    kept = [frame for frame in frames if frame <= cut]
-    assert [row["frame"] for row in read_rows(path)] == kept
+    assert [row["frame"] for row in read_rows(path)] == frames[:kept]
     truncated = path.read_text()
     CsvTable(path).append({"frame": 999, "x": 0.0})
     assert path.read_text() == truncated + "999,0.0\n", "the appended row has other columns"

@@ -36,17 +36,13 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="li
 
 
 @contextmanager
-def running(folder: Path, *overrides: str, path: Path = Path()) -> Iterator[Command]:
-    """Run the command in a process group of its own, as a terminal does.
-
-    folder: the run folder; path: a folder of Python modules that the command imports.
-    """
+def running(folder: Path, *overrides: str) -> Iterator[Command]:
+    """Run the command with this run folder in a process group of its own, as a terminal does."""
     for number in SIGNALS:
         # nohup, or `&` in a script, makes this process ignore signals, and labrl would inherit that.
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
-    process = start_labrl(f"hydra.run.dir={folder}", *overrides, env={**os.environ, "PYTHONPATH": found})
+    process = start_labrl(f"hydra.run.dir={folder}", *overrides)
     try:
         yield process
     finally:

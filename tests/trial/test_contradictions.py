@@ -7,7 +7,6 @@ import builtins
 import re
 import string
 from dataclasses import fields, replace
-from functools import cache
 
 import gymnasium as gym
 import numpy as np
@@ -29,8 +28,8 @@ HALF = gym.spaces.Box(-np.inf, 1, (2,), np.float32)
 CHOICE = gym.spaces.Discrete(4)
 PICTURES = gym.spaces.Dict({"image": IMAGE, "speed": VECTOR})
 
-REST = "activation: ReLU, initialization: uniform, layer_norm: false"
-MLP = f"_target_: labrl.networks.torso.MLP, hidden: [8], {REST}"
+REST = "activation:ReLU,initialization:uniform,layer_norm:false"
+MLP = f"_target_:labrl.networks.torso.MLP,hidden:[8],{REST}"
 SHORT = "agent.horizon=64 agent.batch_size=64"
 CRITIC, NORMALIZE = "agent.network.critic_torso", "agent.normalize_observations"
 
@@ -57,26 +56,11 @@ SPACES: list[tuple[str, gym.Space, gym.Space, Code, str]] = [
 ALLOWED: list[tuple[str, gym.Space, gym.Space]] = [
     ("agent=dqn agent.network.noisy=0.5", VECTOR, CHOICE),
     (f"agent=ppo agent/network=lstm agent.sequence_length=16 {SHORT}", VECTOR, CHOICE),
-    ("agent=recurrent_a2c agent/network=mlp", VECTOR, CHOICE),
-    ("agent=ppo agent/network=nature_cnn", IMAGE, CHOICE),
     ("agent=sac agent.target_entropy=-3", VECTOR, BOX),
     ("agent=sac agent.target_entropy=0", VECTOR, gym.spaces.Discrete(1)),
     (f"agent=td3_bc {NORMALIZE}=false", IMAGE, BOX),
-    ("agent=ppo", PICTURES, CHOICE),
 ]
 """Overrides and spaces without a contradiction."""
-
-
-@cache
-def _split(overrides: str) -> list[str]:
-    """Return the overrides, of which the values may contain spaces."""
-    found: list[str] = []
-    for part in overrides.split(" "):
-        if found and found[-1].count("{") > found[-1].count("}"):
-            found[-1] += f" {part}"
-        else:
-            found.append(part)
-    return found
 
 
 class Own(PPO):
@@ -86,7 +70,7 @@ class Own(PPO):
 
 
 def check(overrides: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> None:
-    config = resolve(compose(["env=cartpole", "preset=none", *_split(overrides)]))
+    config = resolve(compose(["env=cartpole", "preset=none", *overrides.split()]))
     agent = overrides.partition(" ")[0].removeprefix("agent=")
     check_spaces(config, agent, Spaces(observation, action, config.env.config.num_envs), masked)
 

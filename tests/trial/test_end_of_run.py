@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import Command, start_labrl
 from one_process import ONE_PROCESS
+from trial_processes import wait_for
 
 from labrl.cli import main
 from labrl.errors import DONE, TERMINATED, WRONG_INPUT
 from labrl.run.run import Run
 
-HANGING = """
+LAMP = """
 import pathlib
 import time
 
-def hang():
-    pathlib.Path("hanging").touch()
-    while pathlib.Path("hang").exists():
-        time.sleep(0.01)
-"""
-
-LAMP = """
-import pathlib
-
 import gymnasium
 import numpy as np
-from hanging import hang
 
 class Lamp(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"]}
@@ -49,13 +38,14 @@ class Lamp(gymnasium.Env):
 
     def step(self, action):
         marker = pathlib.Path("run", "run.json")
-        if marker.exists() and '"finished"' in marker.read_text():  # the random policy plays for the report
-            hang()
+        if marker.exists() and '"finished"' in marker.read_text():  # it plays for a video or the report
+            pathlib.Path("hanging").touch()
+            while pathlib.Path("hang").exists():
+                time.sleep(0.01)
         self.steps += 1
         return np.zeros(1, np.float32), 1.0, self.steps == 5, False, {}
 
     def render(self):
-        hang()
         return np.zeros((32, 32, 3), np.uint8)
 """
 
@@ -71,28 +61,16 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def hanging(folder: Path, *overrides: str) -> Iterator[Command]:
-    """Start a command in which rendering and playing at random for the report hang until the end.
-
-    Yields the command once it has shown on its terminal that it makes videos or the report.
-    """
+    """Start a command that hangs while it makes videos or the report, and yield it once it does."""
     (folder / "hang").touch()
-    (folder / "modules").mkdir()
-    for name, text in (("hanging", HANGING), ("lamp", LAMP)):
-        (folder / "modules" / f"{name}.py").write_text(text)
-    leader, follower = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": str(folder / "modules"), "TERM": "xterm"}
-    command = start_labrl(*QUICK, *LAMPS, *overrides, cwd=folder, env=env, stderr=follower)
-    os.close(follower)
-    shown = b""
+    (folder / "lamp.py").write_text(LAMP)
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    command = start_labrl(*QUICK, *LAMPS, *overrides, cwd=folder, env=env)
     try:
-        while b"Ctrl-C to skip" not in shown and b"making videos" not in shown:
-            shown += os.read(leader, 1000)
-        while not (folder / "hanging").exists():
-            time.sleep(0.01)
+        wait_for((folder / "hanging").exists, command)
         yield command
     finally:
         (folder / "hang").unlink()
-        os.close(leader)
 
 
 @pytest.mark.extended
@@ -109,7 +87,7 @@ def test_sigterm_after_training_has_the_same_exit_code_and_a_resume_makes_what_i
     if made == "report":
         report = tmp_path / "run" / "report.html"
         assert not report.exists()
-        monkeypatch.syspath_prepend(tmp_path / "modules")
+        monkeypatch.syspath_prepend(tmp_path)
         assert main(["+resume=run"]) == DONE
         assert report.exists()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -177,30 +175,6 @@ def test_wrong_argument_is_refused_by_its_name(
     write_experiment(tmp_path / "begun", [("0", {"status": "waiting"})])
     assert report(arguments) == WRONG_INPUT
     assert named in capsys.readouterr().err
-
-
-@pytest.mark.extended
-def test_report_is_written_under_a_locale_without_utf8(tmp_path: Path) -> None:
-    """Regression test: non-ASCII text in a configuration or a folder's name caused a UnicodeDecodeError."""
-    path = write_run(tmp_path / "größe", [rising(10)], config=config_with(env__name="Grüße → ±"))
-    other = write_run(tmp_path / "b", [rising(5)])
-    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    program = [sys.executable, "-c", "import sys, labrl.cli; sys.exit(labrl.cli.report(sys.argv[1:]))"]
-    several = [str(path), str(other), "--out", str(tmp_path / "größer")]
-    subprocess.run([*program, *several], env={**os.environ, **locale}, check=True)
-    page = (tmp_path / "größer" / "report.html").read_text()
-    assert "Grüße → ±" in page
-    assert "größe" in page
-
-
-def test_report_of_a_read_only_run_is_written_to_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(folder: Run) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(reporting, "record_changes", refused)
-    path = write_run(tmp_path / "a", [rising(100)])
-    assert report([str(path), "--out", str(tmp_path / "mine")]) == 0
-    assert (tmp_path / "mine" / "report.html").exists()
 
 
 @pytest.mark.parametrize("columns", [60, 120])

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +19,7 @@ from labrl.config.compose import compose
 from labrl.run.provenance import Origin
 from labrl.run.run import Run
 from labrl.run.signature import signed
-from labrl.session.callbacks.callback import Callback, SessionView
+from labrl.session.callbacks.callback import Callback
 from labrl.trial.configuration import configure
 from labrl.trial.create import create
 from labrl.trial.train import carry_out
@@ -70,22 +69,8 @@ def test_sessions_run_one_after_another_and_the_largest_exit_code_counts(tmp_pat
     assert "agent.horizon" in json.loads((broken / "session_0/result.json").read_text())["error"]
 
 
-class Limit(Callback):
-    """A user's callback, which writes the value that it gets."""
-
-    def __init__(self, limit: Any = None) -> None:
-        self.limit = limit
-
-    def finish(self, session: SessionView) -> None:
-        (session.folder.path / "limit").write_text(repr(self.limit))
-
-
-@pytest.mark.usefixtures("own_folder")
-def test_session_gets_values_that_json_does_not_have() -> None:
-    value = "[inf, {0: 1.5, 1: nan}]"
-    own = f"+callbacks.limit={{_target_: test_session_command.Limit, limit: {value}}}"
-    assert main([*QUICK, own, "hydra.run.dir=run"]) == 0
-    assert Path("run/session_0/limit").read_text() == value
+class Own(Callback):
+    """A user's callback."""
 
 
 @pytest.mark.parametrize("by_resume", [True, False])
@@ -122,7 +107,7 @@ def test_job_that_was_cut_off_goes_on_where_nobody_knows_the_signature(
 ) -> None:
     """A node of a cluster may not have the key with which the planning machine has signed the run."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    own = [*QUICK, "+callbacks.own._target_=test_session_command.Limit", "meta.log_frequency=64"]
+    own = [*QUICK, "+callbacks.own._target_=test_session_command.Own", "meta.log_frequency=64"]
     for folder, budget in ((whole, 256), (cut, 128)):
         assert main([*own, f"env.max_frame={budget}", *CONSTANT, f"hydra.run.dir={folder}"]) == 0
     for name in ("config.yaml", "provenance.json", "overrides.yaml"):
