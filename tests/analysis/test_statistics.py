@@ -246,15 +246,6 @@ def test_comparison_lists_every_key_that_differs_and_names_those_that_nobody_typ
     assert row.keys() >= by_group.keys()
 
 
-def test_schedules_are_named_by_their_short_form(tmp_path: Path) -> None:
-    linear = {"kind": "linear", "start": 1 / 3000, "end": 0, "horizon": 100_000, "warmup": 0}
-    for number, lr in enumerate([linear, {"kind": "piecewise", "points": [[0, 1]]}]):
-        write_run(tmp_path / str(number), [rising(10)], config=config_with(agent__lr=lr))
-    first, second = (group.name for group in group_runs(find_runs([tmp_path])))
-    assert first == "ppo lr=linear:0.0003333:0:100000"
-    assert second.startswith("ppo lr={kind: piecewise")
-
-
 def test_many_groups_are_compared_only_with_the_best(tmp_path: Path) -> None:
     for number in range(12):
         config = config_with(agent__lr=float(number))
