@@ -140,18 +140,14 @@ def test_error_for_a_missing_best_checkpoint_says_how_to_take_the_latest_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression test: `labrl-export` advised checkpoint=latest, which it refuses."""
-    run, overrides = tmp_path / "run", small("ppo", "pendulum")
+    run = tmp_path / "run"
     # An episode of Pendulum takes 200 steps of each environment.
-    assert labrl.train([*overrides, "env.max_frame=600", f"hydra.run.dir={run}"]).exit_code == 0
+    labrl.train([*small("ppo", "pendulum"), "env.max_frame=600", f"hydra.run.dir={run}"])
     with pytest.raises(InputError) as error:
         labrl.load(run)
     assert (error.value.code, error.value.key) == ("not-found", "checkpoint")
     assert "checkpoint='latest'" in str(error.value)
     assert labrl.load(run, checkpoint="latest").frame >= 600
-    with pytest.raises(InputError) as error:
-        labrl.train([*overrides, f"start_from={run}", f"hydra.run.dir={tmp_path / 'next'}"])
-    assert (error.value.code, error.value.key) == ("not-found", "start_from.checkpoint")
-    assert "start_from.checkpoint=latest" in str(error.value)
     capsys.readouterr()
     assert export_policy([str(run)]) == 2
     assert "--checkpoint latest" in capsys.readouterr().err
@@ -178,20 +174,14 @@ def test_folder_without_anything_to_load_is_refused(folder: Path, tmp_path: Path
     ("name", "key", "call"),
     [
         ("inputs", "observation", lambda policy: policy.act(np.zeros(3))),
-        ("inputs", "observation", lambda policy: policy.act({"picture": np.zeros(3)})),
         ("ppo", "observation", lambda policy: policy.act(np.zeros((2, 2, 4)))),
-        ("ppo", "observation", lambda policy: policy.act(np.zeros(4, complex))),
-        ("ppo", "observation", lambda policy: policy.act(np.zeros((0, 4), np.float32))),
         ("ppo", "observation", lambda policy: policy.act(policy.env().reset())),
         ("ppo", "mask", lambda policy: policy.act(np.zeros((3, 4)), [True])),
-        ("ppo", "mask", lambda policy: policy.act(np.zeros((3, 4)), [2, 0])),
         ("sac", "mask", lambda policy: policy.act(np.zeros(3), [True])),
         ("dqn", "mask", lambda policy: policy.act(0)),
         ("ppo", "render_mode", lambda policy: policy.env(render_mode="human")),
         ("ppo", "options", lambda policy: policy.env().reset(options={"low": 0})),
         ("ppo", "episodes", lambda policy: policy.evaluate(episodes=0)),
-        ("ppo", "seed", lambda policy: policy.reset(seed=-1)),
-        ("ppo", "epsilon", lambda policy: policy.evaluate(episodes=1, epsilon=1.5)),
         ("ppo", "checkpoint", lambda policy: labrl.load(policy.folder, checkpoint=77)),
         ("ppo", "checkpoint", lambda policy: labrl.load(policy.folder, checkpoint="first")),
         ("ppo", "session", lambda policy: labrl.load(policy.folder, session=7)),
