@@ -119,14 +119,13 @@ def test_list_and_report_count_the_same_sessions(tmp_path: Path) -> None:
     assert ([one["run"] for one in found["left_out"]], found["counted"]) == (["2", "3"], 2)
 
 
-@pytest.mark.parametrize("objective", ["final_return", "wall"])
-def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, objective: str) -> None:
+def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path) -> None:
     """Regression test: the lucky 109.4 of the best trial was shown, and confirmations counted as trials."""
     home = tmp_path / "runs" / "search"
     fresh = {f"confirm_trial_1_{seed}": (score, {}) for seed, score in enumerate((100.0, 102.0) * 2)}
     for seed, (folder, (score, _)) in enumerate(fresh.items()):
         write_run(home / folder, [rising(score)], config=config_with(seed=10 + seed))
-    values = [[100.0], [102.0]] if objective == "final_return" else [[107.0], [107.2]]
+    values = [[100.0], [102.0]]
     confirm = {
         "winner": 1,
         "held": True,
@@ -135,7 +134,7 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
             {"trial": None, "searched": None, "folders": [], "values": [[95.0]] * 4, "mean": 95.0},
         ],
     }
-    facts = {"space": {}, "objective": [objective], "directions": ["maximize"], "confirm": confirm}
+    facts = {"space": {}, "objective": ["final_return"], "directions": ["maximize"], "confirm": confirm}
     trials = [
         {"number": n, "folder": str(n), "status": "finished", "state": "complete", "values": [value]}
         for n, value in enumerate((90.0, 109.4))
@@ -144,12 +143,12 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
     entry = entry_of(home, runs, kind="search", search=facts, trials=trials)
     assert (entry["final_return"], entry["seeds"], entry["trials"]) == (101.0, 4, 2)
     assert entry["groups"][1]["name"] == "the default"
-    assert entry["best_in_the_search"] == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
+    assert entry["best_in_the_search"] == {"trial": 1, "objective": "final_return", "value": 109.4, "of": 2}
     (other,) = entries(tmp_path / "runs", ["agent.lr=0.1"])
     assert (other["final_return"], other["trials"]) == (None, 1), "the filter must exclude the winner"
     assert other["best_in_the_search"] is not None
     assert (other["best_in_the_search"]["value"], other["best_in_the_search"]["of"]) == (90.0, 1)
-    assert ("best of 1: 90.0" in as_table([other])) == (objective == "final_return")
+    assert "best of 1: 90.0" in as_table([other])
 
 
 @pytest.mark.parametrize(
@@ -158,8 +157,6 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
         (["status=finished"], ["grid", "old_ppo"]),
         (["agent=*p*o"], ["old_ppo"]),
         (["agent.lr=1e-4"], ["new_dqn"]),
-        (["agent.lr=2"], ["grid"]),
-        (["old"], ["old_ppo"]),
         (["status=finished", "grid/1"], ["grid"]),
         (["seed=1", "env=pong"], ["new_dqn"]),
     ],
@@ -204,7 +201,6 @@ def test_exit_code_distinguishes_no_match_from_a_wrong_filter(
     [
         (["--root", "nowhere"], ["nowhere", "--root"]),
         (["agent.lx=3"], ["agent.lx", "agent.lr?"]),
-        (["finished"], ["finished"]),
         (["=ppo"], ["=ppo"]),
     ],
 )

@@ -24,12 +24,6 @@ from labrl.run.run import Run
 HTML = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
 
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not draw the figures in `plots/`, which take most of the time of a small report."""
-    monkeypatch.setattr("labrl.analysis.report.build.save_sheets", lambda sheets, folder: [])
-
-
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a trial with three finished sessions, a failed one and a resume; it has all that reports show."""
@@ -159,7 +153,6 @@ def test_running_killed_and_empty_runs_are_marked(tmp_path: Path) -> None:
     assert empty.verdict in ReportPage(empty.path).text
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_interrupted_run_shows_its_last_frame_instead_of_its_last_row(
     tmp_path: Path,
 ) -> None:
@@ -175,23 +168,18 @@ def test_interrupted_run_shows_its_last_frame_instead_of_its_last_row(
     assert (session["frames"], session["wall"]) == (41_000, 400)
 
 
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write an experiment: two seeds of two agents, a failed trial without a folder, and a waiting one."""
-    home = tmp_path_factory.mktemp("experiment")
+def test_experiment_ranks_groups_and_links_trials(tmp_path: Path) -> None:
+    """Two seeds of two agents, a failed trial without a folder, and a waiting one."""
     trials: list[tuple[str, dict[str, Any]]] = []
     for index, (agent, to) in enumerate([("ppo", 100), ("ppo", 104), ("dqn", 50), ("dqn", 52)]):
         config = config_with(agent___target_=f"labrl.{agent}", seed=index)
-        path = write_run(home / str(index), [rising(to, noise=index)], config=config, agent=agent)
+        path = write_run(tmp_path / str(index), [rising(to, noise=index)], config=config, agent=agent)
         (path / "report.html").write_text("")
         trials.append((str(index), {}))
     trials += [("4", {"status": "failed", "error": "no memory"}), ("5", {"status": "waiting"})]
     resume = {"time": "2026-11-20T10:00:00+00:00", "command": ["labrl", "-m", "+resume=latest", "seed=0,1,2"]}
-    return write_experiment(home, trials, command=["labrl", "-m", "seed=0,1"], resumes=[resume])
-
-
-def test_experiment_ranks_groups_and_links_trials(experiment: Path) -> None:
-    built = build(experiment)
+    write_experiment(tmp_path, trials, command=["labrl", "-m", "seed=0,1"], resumes=[resume])
+    built = build(tmp_path)
     page = ReportPage(built.path)
     assert built.verdict.index("ppo has a final return") < built.verdict.index("dqn with")
     assert built.statistics["envs"][0]["best"] is None, "two seeds per group are too few for a best group"
@@ -221,7 +209,6 @@ def test_environments_have_sections_and_figures_of_their_own(tmp_path: Path) -> 
     assert len({path.stem for path in (tmp_path / "plots").glob("scores_*.pdf")}) == 2
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_long_curves_are_thinned_but_keep_spikes_and_gaps(tmp_path: Path) -> None:
     values = np.sin(np.arange(50_000) / 5000)
     values[[17, 31_000]] = 50, -50
@@ -235,7 +222,6 @@ def test_long_curves_are_thinned_but_keep_spikes_and_gaps(tmp_path: Path) -> Non
     assert (path / "report.html").stat().st_size < 2_000_000
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_trials_of_the_same_name_in_two_experiments_are_kept_apart(tmp_path: Path) -> None:
     for experiment, to in (("one", 500), ("two", 20)):
         config = config_with(agent__lr=to)

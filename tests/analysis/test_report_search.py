@@ -54,8 +54,8 @@ def info(**facts: Any) -> dict[str, Any]:
     return {"kind": "search", "search": search | {"pruner": {"kind": "asha"}, **facts}, "trials": trials()}
 
 
-def result(**facts: Any) -> SearchResult:
-    search = read_search(info(**facts))
+def result(facts: dict[str, Any]) -> SearchResult:
+    search = read_search(facts)
     assert search is not None
     return search
 
@@ -81,24 +81,13 @@ def page_of(folder: Path, facts: dict[str, Any]) -> ReportPage:
     return ReportPage(build(folder).path)
 
 
-def test_only_complete_trials_are_ranked_by_value_and_other_experiments_are_no_searches() -> None:
-    search = result()
-    assert [one.number for one in search.ranked()] == [17, 16, 13, 12, 9, 8, 5, 4, 1, 0]
-    assert {one.state for one in search.valued} == {"complete", "pruned"}
-    assert search.trials[0].intermediate == {1000: 1.0, 2000: 1.5}
-    assert read_search({"kind": "grid", "trials": []}) is None
-    assert read_search({}) is None
-
-
 def test_key_that_determines_the_value_is_most_important_and_few_or_equal_trials_tell_nothing() -> None:
     def importances_of(*values: float) -> dict[str, float]:
         facts = info()
         for trial, value in zip(facts["trials"], values, strict=False):
             trial |= {"state": "complete", "values": [value]}
         facts["trials"] = facts["trials"][: len(values)]
-        search = read_search(facts)
-        assert search is not None
-        return importances(search)
+        return importances(result(facts))
 
     found = importances_of(*((number % 2) + 0.01 * (number % 3) for number in range(20)))
     assert next(iter(found)) == "agent.kind"
@@ -123,15 +112,6 @@ def test_history_has_a_point_for_every_ended_trial(page: ReportPage) -> None:
     assert best["step"], "the best value so far must be drawn in steps"
     assert views["search-best"]["x"][-1] == 19, "the best value so far must reach the last trial"
     assert chart["axes"]["trial"]["whole"], "an axis of trial numbers must have whole ticks"
-
-
-def test_search_of_one_key_has_no_parallel_plot(tmp_path: Path) -> None:
-    facts = info(space={"agent.lr": SPACE["agent.lr"]})
-    for trial in facts["trials"]:
-        trial["params"] = {"agent.lr": trial["params"]["agent.lr"]}
-    page = page_of(tmp_path, facts)
-    assert not [chart for chart in page.charts if "key" in chart["axes"]]
-    assert [chart for chart in page.charts if "place" in chart["axes"]], "the slice of the key must be kept"
 
 
 def test_hyperparameters_have_importances_parallel_plot_and_slices(page: ReportPage) -> None:
@@ -175,23 +155,13 @@ def test_trial_is_recommended_only_if_the_fresh_seeds_decide_for_it(
     chosen = [candidate(3, *(sign * one for one in (150.0, 165.0, 180.0, 190.0)[: len(default)]))]
     chosen.append(candidate(None, *(sign * one for one in default)))
     facts = {"directions": [direction], "confirm": {"winner": 3, "held": True, "candidates": chosen}}
-    search = result(**facts)
+    search = result(info(**facts))
     assert search.confirmed_best is not None
     assert search.confirmed_best.trial == best
     x, y = np.array(chosen[0]["values"])[:, 0], np.array(default) * sign
     decided = len(default) > 3 and bool(min(x) > max(y) or max(x) < min(y))
     # An undecided verdict must name the key that gives more seeds.
     assert ("search.confirm.sessions" in " ".join(verdict(search))) is not decided
-
-
-def test_verdict_names_confirmed_trials_that_the_fresh_seeds_do_not_tell_apart() -> None:
-    trial, like, unlike = (
-        candidate(number, *(start + seed for seed in range(4)))
-        for number, start in ((3, 100.0), (8, 101.0), (12, 50.0))
-    )
-    chosen = [trial, like, unlike, candidate(None, 1.0, 2.0, 3.0, 4.0)]
-    *fresh, _ = verdict(result(confirm={"winner": 8, "held": False, "candidates": chosen}))
-    assert set(re.findall(r"trial (\d+)", " ".join(fresh), re.IGNORECASE)) == {"3", "8"}
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
@@ -205,8 +175,7 @@ def test_equal_values_rank_nothing(confirmed: bool) -> None:
     chosen = [candidate(trial, *[-200.0] * 4) for trial in (0, 1, 4, None)]
     if confirmed:
         facts["search"]["confirm"] = {"winner": 0, "held": True, "candidates": chosen}
-    search = read_search(facts)
-    assert search is not None
+    search = result(facts)
     assert search.is_flat
     assert search.confirmed_best is search.default
     (text,) = verdict(search)

@@ -23,10 +23,9 @@ from labrl.run.run import Run
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use an empty cache, so that no baselines measured on this machine are found."""
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def measured(config: dict[str, Any], mean: float) -> None:
@@ -144,13 +143,6 @@ def test_running_session_is_left_out_and_the_run_marked_as_running(tmp_path: Pat
     )
 
 
-def test_run_without_rows_has_empty_statistics(tmp_path: Path) -> None:
-    for name, sessions in (("none", []), ("empty", [[]])):
-        statistics = statistics_of(tmp_path / name, sessions, status="failed")
-        assert (statistics["counted"], statistics["estimates"], statistics["curve"]["frame"]) == (0, {}, [])
-        json.dumps(statistics, allow_nan=False)
-
-
 def test_sessions_of_several_runs_are_pooled_and_repetitions_count_once(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_run(tmp_path / str(seed), [rising(10), rising(20)], config=config_with(seed=seed))
@@ -244,15 +236,6 @@ def test_comparison_lists_every_key_that_differs_and_names_those_that_nobody_typ
     assert len([one for one in built.warnings if "env.num_envs" in one]) == 1
     (row, _) = csv.DictReader((tmp_path / "out" / "statistics.csv").open())
     assert row.keys() >= by_group.keys()
-
-
-def test_schedules_are_named_by_their_short_form(tmp_path: Path) -> None:
-    linear = {"kind": "linear", "start": 1 / 3000, "end": 0, "horizon": 100_000, "warmup": 0}
-    for number, lr in enumerate([linear, {"kind": "piecewise", "points": [[0, 1]]}]):
-        write_run(tmp_path / str(number), [rising(10)], config=config_with(agent__lr=lr))
-    first, second = (group.name for group in group_runs(find_runs([tmp_path])))
-    assert first == "ppo lr=linear:0.0003333:0:100000"
-    assert second.startswith("ppo lr={kind: piecewise")
 
 
 def test_many_groups_are_compared_only_with_the_best(tmp_path: Path) -> None:

@@ -72,15 +72,6 @@ def test_readable_table_has_formatted_numbers() -> None:
     assert {"12,500 (3 of 4)", "100.0 [99.0, 101.2]", "0.75 [0.60, 0.90]"} <= set(other)
 
 
-def test_inverted_probability_of_improvement_equals_that_of_swapped_groups() -> None:
-    x, y = [[1.0, 2, 3, 9]], [[2.0, 5, 0]]
-    one, other = probability_of_improvement(x, y), probability_of_improvement(y, x)
-    assert one.value == pytest.approx(1 - other.value)
-    assert one.low is not None
-    assert other.high is not None
-    assert one.low == pytest.approx(1 - other.high, abs=0.05)
-
-
 @pytest.mark.parametrize(("runs", "low"), [(2, 0.386), (4, 0.582), (10, 0.800)])
 def test_interval_has_a_width_even_if_every_seed_is_better(runs: int, low: float) -> None:
     """Regression test: resampling gave 4 seeds against 4 worse ones an interval from 1.00 to 1.00."""
@@ -93,11 +84,9 @@ def test_interval_has_a_width_even_if_every_seed_is_better(runs: int, low: float
     ("value", "low", "high", "decimals"),
     [
         (163, 159.5, 172.64, 1),
-        (500, 500, 500, 0),
         (-20.5, -21, -19.999, 1),
         (999.96, 1, 999.97, 0),
         (5.25, -1e-5, 10, 2),
-        (0.25, 0.1, 1, 2),
     ],
 )
 def test_estimate_and_its_interval_have_the_same_decimals(

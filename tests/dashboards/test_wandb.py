@@ -73,11 +73,6 @@ class Trial:
         (log,) = logs(self.session.path)
         return read_log(log)
 
-    @property
-    def steps(self) -> list[list[int]]:
-        """Return the steps of each of W&B's logs."""
-        return [read_log(log).steps for log in logs(self.session.path)]
-
 
 def kill(session: WandbSession) -> None:
     """End the session as a kill does: rows that were sent are kept, and there is no status."""
@@ -184,7 +179,7 @@ def test_resume_after_a_sync_writes_only_later_rows(tmp_path: Path) -> None:
     trial.save(400)
     trial.end()
     finish(second)
-    assert trial.steps == [[100, 200], [300, 400]]
+    assert [read_log(log).steps for log in logs(trial.session.path)] == [[100, 200], [300, 400]]
 
 
 def test_server_gets_each_row_once_across_a_kill_and_a_resume(

@@ -9,10 +9,8 @@ from options import options
 from wandb_cases import forget_user
 
 from labrl.config.compose import compose, resolve
-from labrl.dashboards.sender import has_login, resolve_mode, shown_on_wandb
+from labrl.dashboards.sender import has_login, resolve_mode
 from labrl.errors import InputError
-from labrl.run.experiment import Experiment, TrialRecord
-from labrl.run.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +30,13 @@ def test_auto_is_off_without_a_login_and_online_with_one(monkeypatch: pytest.Mon
     assert mode() == "online"
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [("dryrun", "offline"), ("disabled", "disabled"), ("online", "online")],
-)
-def test_auto_follows_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str, expected: str) -> None:
+def test_auto_follows_wandb_mode_and_a_configured_mode_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
-    monkeypatch.setenv("WANDB_MODE", variable)
-    assert mode() == expected
+    for variable, expected in (("dryrun", "offline"), ("disabled", "disabled"), ("online", "online")):
+        monkeypatch.setenv("WANDB_MODE", variable)
+        assert mode() == expected
+        assert mode(mode="offline") == "offline"
+    assert mode(mode="disabled") == "disabled"
 
 
 @pytest.mark.parametrize(("place", "own"), [(".config/wandb", "offline"), ("wandb", "disabled")])
@@ -55,13 +52,6 @@ def test_auto_follows_the_settings_of_wandb(
     assert mode() == "online"
 
 
-def test_configured_mode_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "k")
-    monkeypatch.setenv("WANDB_MODE", "online")
-    assert mode(mode="offline") == "offline"
-    assert resolve_mode(options("wandb", mode="disabled")) == ("disabled", None)
-
-
 def test_login_is_an_api_key_for_the_server_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text("machine elsewhere.org\n  login user\n  password k\n")
@@ -73,18 +63,6 @@ def test_login_is_an_api_key_for_the_server_in_use(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("WANDB_BASE_URL")
     netrc.write_text("machine api.wandb.ai login")
     assert not has_login()
-
-
-def test_only_the_first_trial_of_an_experiment_prints_that_wandb_is_off(tmp_path: Path) -> None:
-    trials = [TrialRecord(number=index, overrides=[], folder=f"{index}_x") for index in range(2)]
-    experiment = Experiment.begin(tmp_path / "e", "grid", trials)
-    printed: list[str] = []
-    for folder in (experiment.path / "0_x", experiment.path / "1_x", tmp_path / "alone"):
-        with shown_on_wandb(options("wandb"), Run.create(folder), [0], printed.append):
-            printed.append(folder.name)
-    line = printed[0]
-    assert "wandb login" in line
-    assert printed == [line, "0_x", "1_x", line, "alone"]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from one_process import ONE_PROCESS
 from paced import last_row
-from refusals import refused
 from trial_processes import (
     ENDLESS,
     QUICK,
@@ -27,7 +25,6 @@ from trial_processes import (
     worker_of,
 )
 
-import labrl
 from labrl.cli import main
 from labrl.config.compose import compose
 from labrl.errors import install_command
@@ -40,10 +37,6 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
-
-
-def launcher(*overrides: str) -> Any:
-    return compose([*overrides], with_hydra=True).hydra.launcher
 
 
 def preempt(trial: Path) -> None:
@@ -105,35 +98,22 @@ def test_search_submits_its_trials_in_jobs_of_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "trials", "cores"), [("0.25", 3, 6), ("0.25", 8, 8), ("1", 8, 2), ("null", 8, 2)]
-)
-def test_slurm_job_requests_the_cores_of_the_trials_that_share_its_gpu(
-    num_gpus: str, trials: int, cores: int
-) -> None:
-    overrides = ["meta.num_cpus=2", f"meta.num_gpus={num_gpus}", f"hydra.launcher.trials_per_job={trials}"]
-    assert launcher("hydra/launcher=submitit_slurm", *overrides).cpus_per_task == cores
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code"),
+    ("meta", "trials", "resources"),
     [
-        (["hydra/launcher=submitit_local", "hydra.launcher.trials_per_job=0"], "range"),
-        (["hydra/launcher=submitit_local", "hydra.launcher.trials_per_job=1.5"], "type"),
-        (["hydra/launcher=local", "hydra.launcher.trials_per_job=2"], "unknown-key"),
+        ("max_session=4", 1, (4, 0)),
+        ("num_gpus=0.25", 3, (6, 1)),
+        ("num_gpus=0.25", 8, (8, 1)),
+        ("num_gpus=1", 8, (2, 1)),
     ],
 )
-def test_wrong_number_of_trials_of_a_job_is_refused(overrides: list[str], code: str) -> None:
-    with refused(code, "hydra.launcher.trials_per_job"):
-        labrl.sweep([*QUICK, *overrides, "seed=0,1"])
-    assert not list(Path("runs").glob("*"))
-
-
-def test_slurm_requests_resources_of_trial_and_requeues_it() -> None:
-    chosen = launcher("hydra/launcher=submitit_slurm", "meta.max_session=4")
-    assert (chosen.cpus_per_task, chosen.gpus_per_node) == (4, 0)
+def test_slurm_job_requests_the_resources_of_the_trials_that_share_its_gpu_and_is_requeued(
+    meta: str, trials: int, resources: tuple[int, int]
+) -> None:
+    overrides = [f"hydra.launcher.trials_per_job={trials}", f"meta.{meta}"]
+    overrides += ["meta.num_cpus=2"] if "gpus" in meta else []
+    chosen = compose(["hydra/launcher=submitit_slurm", *overrides], with_hydra=True).hydra.launcher
+    assert (chosen.cpus_per_task, chosen.gpus_per_node) == resources
     assert chosen.max_num_timeout > 0, "a job that reaches its time limit is not requeued"
-    chosen = launcher("hydra/launcher=submitit_slurm", "meta.num_cpus=6", "meta.num_gpus=0.5")
-    assert (chosen.cpus_per_task, chosen.gpus_per_node) == (6, 1)
 
 
 @pytest.mark.extended

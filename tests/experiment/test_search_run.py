@@ -17,6 +17,7 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import OVERRIDES, study
 
+import labrl
 import labrl.session.callbacks.pruning
 from labrl.analysis.listing import best_trial, ranked_trials
 from labrl.analysis.search_result import SearchResult
@@ -35,38 +36,28 @@ pytestmark = pytest.mark.extended
 SEARCH = ["-m", "hydra/sweeper=optuna", "hydra.launcher.n_jobs=1"]
 
 
+Searched = tuple[Path, str, dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory, output: io.StringIO) -> tuple[Path, int]:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """Run a search of six trials, one after the other, so that it always prunes the same ones.
 
-    Returns its folder and exit code.
+    Returns its folder, what it has printed, and the content of `experiment.json`.
     """
-    home = tmp_path_factory.mktemp("search") / "experiment"
+    home, output = tmp_path_factory.mktemp("search") / "experiment", io.StringIO()
     overrides = [
         override for override in OVERRIDES if not override.startswith(("search.confirm", "meta.report"))
     ]
     overrides += ["meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"]
     overrides += ["agent.batch_size=choice(64, 77)", "search.pruner.min_resource=256"]
     with contextlib.redirect_stdout(output):
-        code = main([*SEARCH, *overrides, "search.pruner.n_startup_trials=0", f"hydra.sweep.dir={home}"])
-    return home, code
+        assert main([*SEARCH, *overrides, "search.pruner.n_startup_trials=0", f"hydra.sweep.dir={home}"]) == 0
+    return home, output.getvalue(), json.loads((home / "experiment.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def output() -> io.StringIO:
-    """What the search of `searched` has printed."""
-    return io.StringIO()
-
-
-@pytest.fixture(scope="module")
-def info(searched: tuple[Path, int]) -> dict[str, Any]:
-    return json.loads((searched[0] / "experiment.json").read_text())
-
-
-def test_failed_trials_are_recorded_and_do_not_end_the_search(
-    searched: tuple[Path, int], info: dict[str, Any]
-) -> None:
-    assert searched[1] == 0
+def test_failed_trials_are_recorded_and_do_not_end_the_search(searched: Searched) -> None:
+    home, _, info = searched
     assert info["status"] == "finished"
     assert len(info["trials"]) == 6
     failed = [trial for trial in info["trials"] if trial["status"] == "failed"]
@@ -77,19 +68,18 @@ def test_failed_trials_are_recorded_and_do_not_end_the_search(
     assert len(seeds) == 6
     for trial in info["trials"]:
         if trial["status"] != "failed":
-            config = yaml.safe_load((searched[0] / trial["folder"] / "config.yaml").read_text())
+            config = yaml.safe_load((home / trial["folder"] / "config.yaml").read_text())
             assert config["agent"]["lr"] == trial["params"]["agent.lr"]
             assert f"seed={config['seed']}" in trial["overrides"]
             assert config["search"]["space"] == {}
 
 
-def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(
-    searched: tuple[Path, int], info: dict[str, Any]
-) -> None:
+def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(searched: Searched) -> None:
+    home, _, info = searched
     pruned = [trial for trial in info["trials"] if trial["status"] == "pruned"]
     assert pruned
     for trial in pruned:
-        run = Run.open(searched[0] / trial["folder"])
+        run = Run.open(home / trial["folder"])
         frame, value = trial["intermediate"][-1]
         assert run.recorded_status == "pruned"
         assert trial["values"] == [value]
@@ -100,9 +90,9 @@ def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(
 
 
 def test_best_trial_is_confirmed_beside_the_default_and_the_recommended_one_is_a_recipe(
-    searched: tuple[Path, int], info: dict[str, Any], output: io.StringIO
+    searched: Searched,
 ) -> None:
-    home = searched[0]
+    home, output, info = searched
     confirm = info["search"]["confirm"]
     candidates, best = confirm["candidates"], info["search"]["best"]
     assert candidates[-1]["trial"] is None
@@ -115,7 +105,7 @@ def test_best_trial_is_confirmed_beside_the_default_and_the_recommended_one_is_a
     assert winner["mean"] == max(one["mean"] for one in candidates if one["trial"] is not None)
     assert winner["mean"] != winner["searched"][0]
     assert best["command"].startswith("labrl agent=ppo env=cartpole ")
-    assert f"agent.lr={winner['params']['agent.lr']}" in output.getvalue().partition("best configuration")[2]
+    assert f"agent.lr={winner['params']['agent.lr']}" in output.partition("best configuration")[2]
     recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())
     assert "lr" not in recipe.get("agent", {})
     results = yaml.safe_load((home / "optimization_results.yaml").read_text())
@@ -145,31 +135,35 @@ def test_recipe_is_the_best_trial_unless_all_values_are_equal(env: str, tmp_path
 
 
 def test_best_run_is_of_the_default_if_the_fresh_seeds_recommend_it_or_else_of_their_best_trial(
-    searched: tuple[Path, int], info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    searched: Searched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression test: latest meant the best trial of a search that recommends to keep the default."""
-    kept = best_trial(searched[0], lambda run: True)
+    home, _, info = searched
+    kept = best_trial(home, lambda run: True)
     assert kept is not None
     assert kept.run.path.name in info["search"]["confirm"]["candidates"][-1]["folders"]
     monkeypatch.setattr(SearchResult, "is_better", lambda search, x, y: x.trial is not None)
-    best = best_trial(searched[0], lambda run: True)
+    best = best_trial(home, lambda run: True)
     assert best is not None
     assert best.run.path.name == info["trials"][info["search"]["confirm"]["winner"]]["folder"]
     pruned = {trial["folder"] for trial in info["trials"] if trial["status"] == "pruned"}
-    ranked = ranked_trials(searched[0])
+    ranked = ranked_trials(home)
     assert ranked[0].run.path == best.run.path
     assert pruned.isdisjoint(one.run.path.name for one in ranked if one.comparable)
     assert pruned <= {one.run.path.name for one in ranked}
 
 
 def test_resuming_a_finished_search_adds_no_trial_and_makes_its_report(
-    searched: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+    searched: Searched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Path] = []
     monkeypatch.setattr(reporting, "make_report", lambda folder, **options: reported.append(folder))
-    home = searched[0]
-    before = json.loads((home / "experiment.json").read_text())["trials"]
-    assert main(["-m", f"+resume={home}", "search.confirm=null"]) == 0
+    home, before = searched[0], searched[2]["trials"]
+    result = labrl.sweep([f"+resume={home}", "search.confirm=null"])
+    assert result.exit_code == 0
+    assert [one["agent.lr"] for one in result.trials] == [one["params"]["agent.lr"] for one in before]
+    assert result.statistics["search"]
+    assert result.to_polars().height == 6
     assert reported == [home], "the search made no report because its trials make none"
     assert not list(home.glob("*/report.html"))
     after = json.loads((home / "experiment.json").read_text())["trials"]
@@ -198,7 +192,7 @@ def test_resuming_a_finished_search_with_a_larger_total_adds_trials(place: str, 
 
 
 def test_resume_of_a_search_with_another_study_is_refused(
-    searched: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+    searched: Searched, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (searched[0] / "experiment.json").read_bytes()
     assert main(["-m", f"+resume={searched[0]}", "hydra.sweeper.study_name=another"]) == WRONG_INPUT
@@ -217,35 +211,27 @@ def test_confirmation_run_counts_only_if_it_finished(tmp_path: Path) -> None:
     assert found["mean"] is None
 
 
-def listening(folder: Path, stopping: bool = False) -> tuple[ReportToSearch, Any]:
-    """Return the callback of a session in `folder`, which belongs to the search in `folder/home`, and the
-    session."""
-    (folder / "home").mkdir()
-    session = SimpleNamespace(folder=SimpleNamespace(path=folder), stopping=lambda: stopping)
-    return ReportToSearch(str(folder / "home")), session
-
-
-def test_session_does_not_wait_for_a_search_that_has_ended(
+def test_session_does_not_wait_for_a_search_that_has_ended_or_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(labrl.session.callbacks.pruning, "PATIENCE", 0.05)
-    callback, session = listening(tmp_path)
+    stopping = False
+    session: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), stopping=lambda: stopping)
+    (tmp_path / "home").mkdir()
+    callback = ReportToSearch(str(tmp_path / "home"))
     with FolderLock(tmp_path / "home"):
         write_answer(tmp_path, 50, False)
         late = threading.Timer(0.5, write_answer, (tmp_path, 100, True))
         late.start()
         callback.row(session, "eval", {"frame": 100})
         assert callback.gives_up, "it must wait for the answer to its own evaluation"
-    callback, session = listening(tmp_path / "home")
-    for frame in (100, 200):
+        callback, stopping = ReportToSearch(str(tmp_path / "home")), True
+        callback.row(session, "eval", {"frame": 200})
+        assert not callback.gives_up
+    stopping = False
+    for frame in (300, 400):
         callback.row(session, "eval", {"frame": frame})
         assert not callback.gives_up
-
-
-def test_interrupted_session_does_not_wait_for_its_search(tmp_path: Path) -> None:
-    callback, session = listening(tmp_path, stopping=True)
-    callback.row(session, "eval", {"frame": 100})
-    assert not callback.gives_up
 
 
 def test_search_whose_storage_fails_keeps_its_trials_and_can_be_resumed(

@@ -7,8 +7,9 @@ from typing import Any
 import optuna
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from refusals import refused
 
-from labrl.errors import InputError
+from labrl.errors import Code
 from labrl.experiment.search.space import Space
 
 
@@ -60,12 +61,6 @@ def test_trial_gets_fixed_overrides_and_its_values_but_no_search_options() -> No
     assert found.overrides({"x": True})[-1] == "x=true"
 
 
-def test_override_that_adds_a_key_keeps_its_plus() -> None:
-    assert space("+env.kwargs.gravity=interval(1.0, 9.0)").overrides({"+env.kwargs.gravity": 2.5}) == [
-        "+env.kwargs.gravity=2.5"
-    ]
-
-
 @pytest.mark.parametrize(
     ("override", "code", "key"),
     [
@@ -78,10 +73,9 @@ def test_override_that_adds_a_key_keeps_its_plus() -> None:
         ("a=1", "missing", "search"),
     ],
 )
-def test_wrong_space_is_refused_with_its_key(override: str, code: str, key: str) -> None:
-    with pytest.raises(InputError) as refused:
+def test_wrong_space_is_refused_with_its_key(override: str, code: Code, key: str) -> None:
+    with refused(code, key):
         space(override)
-    assert (refused.value.code, refused.value.key) == (code, key)
 
 
 def test_space_of_a_file_may_have_lists_and_quoted_text_as_choices() -> None:
@@ -94,4 +88,4 @@ def test_key_may_be_removed_and_added_again() -> None:
     piece = "+agent.lr={kind: piecewise, points: [[0, 1e-3]]}"
     assert space("~agent.lr", piece, "x=choice(1,2)").fixed == ["~agent.lr", piece]
     found = space("~agent.lr", "+agent.lr=choice(1,2)")
-    assert (found.fixed, set(found.distributions)) == (["~agent.lr"], {"+agent.lr"})
+    assert found.overrides({"+agent.lr": 2}) == ["~agent.lr", "+agent.lr=2"]

@@ -11,6 +11,7 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.trial import TrialState
+from refusals import refused
 from search_cases import (
     SPACE,
     TOTAL,
@@ -25,9 +26,8 @@ from search_cases import (
     write_eval,
 )
 
-from labrl.errors import DONE, FAILED, TERMINATED, WRONG_INPUT, InputError
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import RetryingQueue, end_failed, exit_code_of, read_end, returns_of
+from labrl.experiment.scheduler import RetryingQueue, read_end, returns_of
 from labrl.experiment.search.confirmation import to_confirm
 from labrl.experiment.search.options import Confirm, start_of
 from labrl.experiment.search.space import Space
@@ -42,11 +42,6 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "gp": {"_target_": "optuna.samplers.GPSampler", "n_startup_trials": 9},
     "qmc": {"_target_": "optuna.samplers.QMCSampler", "warn_independent_sampling": False},
 }
-
-
-def optunas(home: Path) -> optuna.Study:
-    """Load the study of an experiment folder as Optuna's own tools do."""
-    return optuna.load_study(study_name="labrl", storage=f"sqlite:///{home / 'study.db'}")
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -137,11 +132,9 @@ def test_no_trial_is_stopped_before_some_have_finished_or_at_its_end(tmp_path: P
 @pytest.mark.parametrize(
     ("kind", "total", "expected"),
     [
-        ("asha", 6, (5, 300)),
         ("asha", 30, (3, 200)),
         ("asha", 50, (0, 111)),
         ("hyperband", 6, (5, 300)),
-        ("median", 6, (5, 300)),
         ("median", 50, (5, 100)),
     ],
 )
@@ -243,15 +236,13 @@ def test_journal_that_is_damaged_inside_is_refused_with_its_path(tmp_path: Path)
     next_of(study(tmp_path, f"journal:///{journal}"))
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([lines[0], b"?" + lines[1][:-9] + b"\n", *lines[2:]]))
-    with pytest.raises(InputError) as refused:
+    with refused(None, "hydra.sweeper.storage", str(journal)):
         study(tmp_path, f"journal:///{journal}")
-    assert refused.value.key == "hydra.sweeper.storage"
-    assert str(journal) in str(refused.value)
 
 
 def test_trials_added_or_asked_for_by_others_count_and_are_not_waited_for(tmp_path: Path) -> None:
     tested = study(tmp_path, total=3)
-    others = optunas(tmp_path)
+    others = optuna.load_study(study_name="labrl", storage=f"sqlite:///{tmp_path / 'study.db'}")
     others.ask()
     others.add_trial(optuna.trial.create_trial(value=50.0))
     mine = next_of(tested)
@@ -325,20 +316,6 @@ def test_trial_that_a_signal_ends_is_left_to_a_resume(tmp_path: Path) -> None:
     assert not queue.left
 
 
-def test_exit_code_follows_from_the_statuses_of_the_trials() -> None:
-    def code(**statuses: Any) -> int:
-        trials = [TrialRecord(number=0, overrides=[], folder="0", status=one) for one in statuses]
-        for trial in trials:
-            if statuses[trial.status]:
-                end_failed(trial, "wrong", statuses[trial.status])
-        return exit_code_of(trials)
-
-    assert code(finished=0, pruned=0) == DONE
-    assert code(finished=0, interrupted=0) == TERMINATED
-    assert code(failed=FAILED, interrupted=0) == FAILED
-    assert code(failed=WRONG_INPUT, finished=0, interrupted=0) == WRONG_INPUT
-
-
 def test_return_of_a_failed_session_does_not_count(tmp_path: Path) -> None:
     sessions = [
         {"index": 0, "status": "finished", "final_return": 1.0, "error": None},
@@ -356,9 +333,8 @@ def test_return_of_a_failed_session_does_not_count(tmp_path: Path) -> None:
 def test_study_whose_choices_differ_is_refused(tmp_path: Path) -> None:
     next_of(study(tmp_path))
     other = study(tmp_path, space=Space.of({}, ["x=interval(0.0, 2.0)", "y=choice(a, z)"]))
-    with pytest.raises(InputError) as refused:
+    with refused("contradiction", "hydra.sweeper.study_name"):
         next_of(other)
-    assert (refused.value.code, refused.value.key) == ("contradiction", "hydra.sweeper.study_name")
 
 
 def test_search_minimizes_if_asked(tmp_path: Path) -> None:

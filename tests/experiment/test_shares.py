@@ -31,7 +31,6 @@ def shares(machine: Machine, need: Need) -> list[Share]:
         ({}, 1, 1, 8),
         ({"max_session": 4}, 100, 2, 4),
         ({"num_cpus": 2}, 100, 4, 2),
-        ({"num_cpus": 0.5}, 100, 8, 1),
         ({"num_cpus": "many", "max_session": None}, 100, 8, 1),
     ],
     ids=str,
@@ -103,6 +102,9 @@ def test_slots_are_passed_on_by_environment_variables(monkeypatch: pytest.Monkey
     monkeypatch.setenv(NUM_CPUS, "1")
     assert available_cpus() == 1
     assert threads_per_session(None, 1) == 1
+    for value, gpus in (("", []), ("-1", []), ("2,0", ["2", "0"]), ("MIG-a/1", ["MIG-a/1"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert visible_gpus() == gpus
 
 
 @pytest.mark.parametrize("given", ["0", "two", "1.5"])
@@ -114,13 +116,3 @@ def test_wrong_number_of_cores_in_the_environment_is_refused(
     with refused("range", NUM_CPUS):
         labrl.train(["agent=random", "env.max_frame=100", f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("value", "gpus"), [("", []), ("-1", []), ("2,0", ["2", "0"]), ("MIG-a/1", ["MIG-a/1"])]
-)
-def test_visible_gpus_are_those_of_cuda_visible_devices(
-    value: str, gpus: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert visible_gpus() == gpus

@@ -15,17 +15,16 @@ import polars as pl
 import pytest
 from one_process import ONE_PROCESS
 from refusals import refused
-from search_cases import OVERRIDES
 
 import labrl
 from labrl.analysis.report.build import build
 from labrl.errors import DONE, WRONG_INPUT, Code, InputError
-from labrl.run.experiment import Experiment
 
 QUICK = [
     *("env=cartpole", "env.num_envs=1", "env.max_frame=256", ONE_PROCESS),
     *("meta.log_frequency=128", "meta.progress=false", "meta.tensorboard=false"),
 ]
+OF_A_JOB = "hydra.launcher.trials_per_job"
 PIXEL = base64.b64encode(b"\x89PNG").decode()[:5]
 
 
@@ -96,16 +95,6 @@ def test_missing_pandas_is_one_sentence_with_what_to_install(
     assert grid.to_pandas()["seed"].tolist() == [1, 2, 3, 1, 2, 3]
 
 
-def test_resume_adds_trials(tmp_path: Path) -> None:
-    folder = tmp_path / "grid"
-    labrl.sweep([*QUICK, "agent=random", "seed=1,2", f"hydra.sweep.dir={folder}"])
-    more = labrl.sweep([f"+resume={folder}", "seed=1,2,3"])
-    assert more.folder == folder
-    assert [one["seed"] for one in more.trials] == [1, 2, 3]
-    resumes = Experiment.open(folder).read_info()["resumes"]
-    assert resumes[0]["command"].startswith("labrl.sweep(")
-
-
 @pytest.mark.extended
 def test_failed_trial_is_in_the_result_and_raised_on_request(tmp_path: Path) -> None:
     # TD3 has no discrete actions.
@@ -119,19 +108,6 @@ def test_failed_trial_is_in_the_result_and_raised_on_request(tmp_path: Path) -> 
     assert result.trials[1]["folder"] is None
     assert "trial 1" in str(caught.value)
     assert "trial 1" in repr(result)
-
-
-@pytest.mark.extended
-def test_search_has_its_values_and_confirmation(tmp_path: Path) -> None:
-    searched = ["hydra/sweeper=optuna", "meta.max_trial=4", "hydra.launcher.n_jobs=1"]
-    result = labrl.sweep([*OVERRIDES, *searched, f"hydra.sweep.dir={tmp_path / 'search'}"])
-    assert result.exit_code == DONE
-    assert len(result.trials) == 4
-    for trial in result.trials:
-        assert 1e-4 <= trial["agent.lr"] <= 1e-2
-        assert trial["agent.epochs"] in range(1, 5)
-    assert result.statistics["search"]
-    assert result.to_polars().height == 4
 
 
 def test_sweep_leaves_the_caller_as_it_was(grid: labrl.SweepResult) -> None:
@@ -153,6 +129,8 @@ def test_sweep_leaves_the_caller_as_it_was(grid: labrl.SweepResult) -> None:
         (["pong", "seed=0,1"], "syntax", "pong"),
         (["agent.lr=-1,-2"], "range", "agent.lr"),
         (["hydra.run.dir=here", "seed=0,1"], "usage", "hydra.run.dir"),
+        (["hydra/launcher=submitit_local", f"{OF_A_JOB}=0", "seed=0,1"], "range", OF_A_JOB),
+        (["hydra/launcher=local", f"{OF_A_JOB}=2", "seed=0,1"], "unknown-key", OF_A_JOB),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_written(overrides: Any, code: Code, key: str) -> None:

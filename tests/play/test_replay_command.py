@@ -35,6 +35,9 @@ CARTPOLE = [
 ]
 
 
+WITH_VIDEOS = [override for override in CARTPOLE if not override.startswith("meta.videos")]
+
+
 def video_size(path: Path) -> tuple[int, int, int]:
     """Return the number of images, height and width of a video, whose format every browser must support."""
     with av.open(str(path)) as video:
@@ -73,12 +76,11 @@ def test_video_of_an_atari_game_is_in_color(tmp_path: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.uses_videos
 def test_trial_ends_with_videos_unless_videos_is_false(tmp_path: Path) -> None:
-    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
-    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
+    result = labrl.train([*WITH_VIDEOS, f"hydra.run.dir={tmp_path / 'run'}"])
     videos = result.folder / "session_0" / "videos"
     assert sorted(path.name for path in videos.iterdir()) == ["best.mp4", "last.mp4"]
     assert video_size(videos / "best.mp4")[0] > 1
-    labrl.train([*overrides, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
+    labrl.train([*WITH_VIDEOS, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
     assert not (tmp_path / "without" / "session_0" / "videos").exists()
 
 
@@ -92,9 +94,8 @@ def test_videos_missing_after_a_kill_are_made_later(
 
     unrecorded: the kill came before the run's end was recorded.
     """
-    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     path = tmp_path / "run"
-    experiment = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}"]
+    experiment = ["-m", *WITH_VIDEOS, "seed=1", f"hydra.sweep.dir={path}"]
     experiment += [ONE_PROCESS]
 
     class Killed(BaseException):
@@ -106,7 +107,7 @@ def test_videos_missing_after_a_kill_are_made_later(
     with monkeypatch.context() as patch:
         patch.setattr(video_files, "render_videos", killed)
         with pytest.raises(Killed):
-            main(experiment if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
+            main(experiment if command == "experiment" else [*WITH_VIDEOS, f"hydra.run.dir={path}"])
     if command == "unrecorded":
         Run.open(path).set_status("running", videos_due=False)
     videos = next(path.glob("**/session_0")) / "videos"
@@ -136,21 +137,6 @@ def test_invalid_image_is_refused(kind: str) -> None:
         env.reset(np.ones(1, np.bool_), np.zeros(1, np.int64))
         env.picture()
     env.close()
-
-
-@pytest.mark.parametrize(
-    ("metadata", "speed"),
-    [
-        ({"render_fps": 12}, 12),
-        (None, 30),
-        ({"render_fps": "fast"}, 30),
-        ({"render_fps": float("nan"), "render_modes": None}, 30),
-    ],
-)
-def test_speed_defaults_to_30_when_metadata_is_missing_or_invalid(metadata: object, speed: float) -> None:
-    env = watch(own_env(Drawn, {"metadata": metadata}, fresh_env_per_episode=False))
-    env.close()
-    assert env.frames_per_second == speed
 
 
 @pytest.mark.uses_videos
@@ -190,8 +176,7 @@ def test_ctrl_c_during_rendering_leaves_a_finished_run(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(video_files, "render_videos", interrupted)
-    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
-    assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
+    assert main([*WITH_VIDEOS, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
     output = "".join(capsys.readouterr())
     assert f"labrl-report {tmp_path / 'run'}" in output
     assert "+resume" not in output
@@ -231,19 +216,12 @@ def test_missing_episode_session_or_run_is_refused(
     assert {str(run), "meta.record_episodes=none"} <= refusal_words(str(run))
 
 
-OWN_ENVIRONMENT = """
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Lamp(CartPoleEnv):
-    pass
-"""
-
-
 def test_user_module_is_importable_for_training_and_playback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_lamp.py").write_text(OWN_ENVIRONMENT)
+    code = "from gymnasium.envs.classic_control import CartPoleEnv\n\nclass Lamp(CartPoleEnv): ...\n"
+    (tmp_path / "own_lamp.py").write_text(code)
     made = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=own_lamp.Lamp"]
     overrides = [*QUIET, "agent=random", *made, "env.num_envs=1", "env.max_frame=128", "hydra.run.dir=run"]
     # Installed commands, unlike `python -m`, start without the working folder on Python's path.

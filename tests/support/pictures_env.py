@@ -12,7 +12,6 @@ DRAWN: dict[str, Any] = {
     "fraction": np.full((30, 40, 3), 99 / 255, np.float32),
     "gray": np.full((30, 40), 99, np.uint8),
     "transparent": np.full((30, 40, 4), 99, np.uint8),
-    "list": [np.full((30, 40, 3), 99, np.uint8)] * 2,
     "none": None,
     "no pixels": np.zeros((0, 40, 3), np.uint8),
 }
@@ -26,11 +25,9 @@ class Drawn(Walk):
 
     metadata: ClassVar[Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, kind: str = "byte", metadata: Any = "own", render_mode: str | None = None) -> None:
+    def __init__(self, kind: str = "byte", render_mode: str | None = None) -> None:
         super().__init__()
         self.kind, self.render_mode, self.steps = kind, render_mode, 0
-        if metadata != "own":
-            self.metadata = metadata
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.steps = 0

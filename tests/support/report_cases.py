@@ -156,11 +156,11 @@ class ReportPage(HTMLParser):
         (found,) = (chart for chart in self.charts if chart["title"] == title)
         return found
 
-    def table(self, section: str, place: int = 0) -> list[list[str]]:
-        """Return the cells of a table of a section as text; the first row is the header."""
+    def table(self, section: str) -> list[list[str]]:
+        """Return the cells of the first table of a section as text; the first row is the header."""
         body = re.search(rf'<section id="{section}">(.*?)</section>', self.source, re.DOTALL)
         assert body is not None
-        table = re.findall(r"<table>(.*?)</table>", body[1], re.DOTALL)[place]
+        table = re.findall(r"<table>(.*?)</table>", body[1], re.DOTALL)[0]
         rows = re.findall(r"<tr[^>]*>(.*?)</tr>", table, re.DOTALL)
         return [
             [

@@ -45,7 +45,6 @@ def study(
     space: Space = SPACE,
     total: int = TOTAL,
     stops: Pruner | None = None,
-    measure: str = "final_return",
     num_sessions: int = 1,
     direction: Any = None,
 ) -> Study:
@@ -63,7 +62,7 @@ def study(
         params=None,
     )
     stops = stops or pruner("median", n_startup_trials=1, n_warmup_steps=EVERY)
-    return Study(home, settings, stops, space, Objective(measure, num_sessions), BUDGET, EVERY, seed=7)
+    return Study(home, settings, stops, space, Objective("final_return", num_sessions), BUDGET, EVERY, seed=7)
 
 
 def next_of(one: Study) -> optuna.Trial:
