@@ -61,9 +61,12 @@ def test_sessions_run_one_after_another_and_the_largest_exit_code_counts(tmp_pat
     facts["config"]["agent"]["horizon"] = "many"
     (broken / "provenance.json").write_text(json.dumps(facts))
     (broken / "config.yaml").write_text(yaml.safe_dump(facts["config"]))
-    command = start_module("labrl.session", str(run), "1", str(broken), "0", str(run), "0")
+    orders = [(run, 1), (broken, 0), (tmp_path / "nowhere", 0), (run, 0)]
+    command = start_module("labrl.session", *(str(part) for order in orders for part in order))
     output, _ = command.communicate()
     assert command.returncode == 2, output
+    assert "Traceback" not in output
+    assert str(tmp_path / "nowhere") in output
     for index in (0, 1):
         assert json.loads((run / f"session_{index}/result.json").read_text())["status"] == "finished"
     assert "agent.horizon" in json.loads((broken / "session_0/result.json").read_text())["error"]

@@ -76,7 +76,10 @@ def run(folder: Run, index: int) -> tuple[int, SessionResult]:
 def carry_out(order: Mapping[str, Any]) -> tuple[int, None]:
     """Run a session, as the only work of this process, and return its exit code. order: `folder` of the run,
     and `index` of the session. A result is written even if the session is refused."""
-    folder, index = Run.open(order["folder"]), order["index"]
+    try:
+        folder, index = Run.open(order["folder"]), order["index"]
+    except LabrlError as error:  # there is no run to which a result belongs
+        return print_error(error), None
     try:
         return run(folder, index)[0], None
     except BusyFolderError as error:  # another process writes the result
