@@ -164,11 +164,13 @@ class Session:
             clock.opt_step += updates
             if shared is not None and updates:
                 shared.exchange()
-            if team is None:
+            if team is not None:
+                team.count(ended)
+            elif ended:
                 clock.tick(env.num_envs, len(ended))
                 latest.extend(ended)
             else:
-                team.count(ended)
+                clock.tick(env.num_envs)
             for episode in ended if watchers else NO_EPISODES:
                 played = Played(episode, *env.played(episode), clock.frame, "training")
                 for watch in watchers:

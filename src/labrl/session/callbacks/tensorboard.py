@@ -94,9 +94,15 @@ def _begin(session: SessionView, table: Table, row: Row) -> SummaryWriter:
 
 
 def _add_row(writer: SummaryWriter, table: Table, row: Row) -> None:
-    for column, value in row.items():
-        if column != "frame" and isinstance(value, int | float) and math.isfinite(value):
-            writer.add_scalar(f"{table}/{column}", value, row["frame"])
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [
+        Summary.Value(tag=f"{table}/{column}", simple_value=value)
+        for column, value in row.items()
+        if column != "frame" and isinstance(value, int | float) and math.isfinite(value)
+    ]
+    assert writer.file_writer is not None, "it has been opened"
+    writer.file_writer.add_summary(Summary(value=values), row["frame"])  # one event instead of one per column
 
 
 def _hyperparameters(run: Run) -> dict[str, Any]:
