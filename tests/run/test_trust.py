@@ -249,6 +249,12 @@ def test_signed_run_calls_nothing_that_its_edited_file_computes(trained: Path, t
     assert not mark.exists()
 
 
+def test_unsigned_run_of_labrls_own_classes_can_be_loaded_and_resumed(trained: Path, tmp_path: Path) -> None:
+    run = unsigned(trained, tmp_path / "foreign")
+    assert labrl.load(run).frame == 512
+    assert labrl.train([f"+resume={run}", "env.max_frame=1024"]).exit_code == 0
+
+
 def test_own_classes_need_no_word_in_a_signed_run(of_own_parts: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(of_own_parts, moved)
