@@ -145,7 +145,7 @@ class VectorEnv:
             # Prepare the next episode of one environment per step, which spreads the cost.
             env = next(iter(self._unprepared))
             del self._unprepared[env]
-            self.backend.prepare(env, episode_seed(self.seed, self._first + env, int(self._episode[env]) + 1))
+            self.backend.prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
         self._observation = step.observation
         return step
 
@@ -308,7 +308,7 @@ class VectorEnv:
     def _begin(self, seed: int) -> None:
         self.seed = seed
         self._episode = np.zeros(self.num_envs, dtype=np.int64)  # [num_envs]
-        seeds = [episode_seed(seed, self._first + env, 0) for env in range(self.num_envs)]
+        seeds = [self._seed_of(env, 0) for env in range(self.num_envs)]
         self._episode_seed = np.array(seeds, dtype=np.int64)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw returns so far [num_envs]
         self._record: ActionRecord = ActionRecord(self.num_envs, self.action_space)
@@ -330,6 +330,9 @@ class VectorEnv:
         assert mask is not None, "a backend with masks has one after each reset and step"
         refuse_empty(mask, self._first_flags, needed, self.name, self._steps * self.num_envs)
         return np.array(mask) if self._copies else mask
+
+    def _seed_of(self, env: int, episode: int) -> int:
+        return episode_seed(self.seed, self._first + env, episode)
 
     def _next_episodes(
         self, over: NDArray[np.bool_], ended: NDArray[np.bool_]
@@ -354,7 +357,7 @@ class VectorEnv:
                 )
             )
             self._episode[env] = index + 1
-            self._episode_seed[env] = episode_seed(self.seed, self._first + env, index + 1)
+            self._episode_seed[env] = self._seed_of(env, index + 1)
             self._return[env] = 0.0
             self._unprepared[env] = None
         return finished, self._reset_backend(over)
