@@ -16,7 +16,7 @@ from run_cases import files_of
 import labrl
 import labrl.cli
 from labrl.config.compose import compose, to_plain
-from labrl.envs.games import check_environment
+from labrl.envs.games import check_environment, environments
 from labrl.errors import WRONG_INPUT, InputError
 from labrl.mistakes.names import all_keys, other_names
 from labrl.run.run import MARKER, Run
@@ -141,6 +141,15 @@ MAKE = "'env.make={_target_: env_cases.Walk}'"
 def test_other_names_of_the_same_environment_are_accepted(line: str) -> None:
     cfg = compose(shlex.split(line), with_hydra=True)
     check_environment(to_plain(cfg)["env"], cfg.hydra.runtime.choices["env"])
+
+
+def test_every_environment_is_accepted_under_its_own_name() -> None:
+    for name, kind, identity in environments():
+        env = {"name": name, "game" if kind == "atari" else "id": identity}
+        if name != "gymnasium":
+            check_environment(env, name)
+    with refused("contradiction", "env.id", "env=lunar_lander_continuous"):
+        check_environment({"name": "lunar_lander_continuous", "id": "CartPole-v1"}, "lunar_lander_continuous")
 
 
 @pytest.mark.parametrize(
