@@ -44,15 +44,17 @@ ATARI = Chapter(
     text="""One session each with `experiment=atari/v5` (sticky actions), most of them stopped before the end
 of their budget for lack of time: `make results ARGS="pong_ppo --minutes 120"`. A frame is one
 step of the agent, four of the emulator. *Return* is the raw score, the mean over the last 100
-training episodes. `pong_fast` is three sessions of `experiment=atari/pong_fast`, without sticky actions, and
-`pong_fast_sticky` the same with them; the target is a return of 18 within 1.6 million frames. The
-recipe has the values of the last two rows, which rl_games documents for Pong: 64 environments, a
-learning rate that follows the divergence (`agent.lr={kind: kl, rate: 3e-4, target: 0.01, max: 2e-3}`),
-normalized values with the weight 1, gradients of at most 1, and ELU. The table has runs of PPO without
-sticky actions with one seed each, a clip range of 0.2 and `gae_lambda=0.95`: these two at commit
-`d38d7eee`, the two before them at `25ea5354`, the others at `5036a2a`. Seeds differ widely. *kl* is
-`agent.lr={kind: kl, rate: 5e-4, target: 0.02}`, whose rate rose to its default `max` of 1e-2 within
-the first rollouts, which made the values constant; a `max` of 5e-4 prevents that.
+training episodes. *Minutes* are those of each session on two cores, which the sessions of a run share.
+
+`pong_fast` is `experiment=atari/pong_fast`: PPO without sticky actions, to a return of 18 within 1.6 million
+frames, in three sessions; `pong_fast_sticky` is one session of it with sticky actions. Its values are those
+that rl_games documents for Pong: 64 environments, a learning rate that follows the divergence
+(`agent.lr={kind: kl, rate: 3e-4, target: 0.01, max: 2e-3}`), normalized values with the weight 1, gradients
+of at most 1, and ELU. The table below has earlier runs of PPO without sticky actions, one seed each, with a
+clip range of 0.2 and `gae_lambda=0.95`: the last two with the values of `pong_fast` at commit `d38d7eee`, the
+two before them at `25ea5354`, the others at `5036a2a`. *kl* is `agent.lr={kind: kl, rate: 5e-4, target:
+0.02}`, whose rate rose to its default `max` of 1e-2 within the first rollouts, which made the values
+constant; a `max` of 5e-4 prevents that.
 
 | steps per update | minibatch | epochs | learning rate and entropy coefficient | return at frames |
 |---|---:|---:|---|---|
@@ -62,8 +64,8 @@ the first rollouts, which made the values constant; a `max` of 5e-4 prevents tha
 | 64 x 128 | 2,048 | 4 | not recorded | −20 at 480k |
 | 8 x 128 | 128 | 4 | kl with `max: 5e-4`, 0.01 to 0.001 | −8.5 at 490k, 4.9 at 730k, 12.4 at 1.3 M |
 | 8 x 128 | 128 | 4 | kl and 0.01, with `normalize_value` | −20.4 at 310k: stopped |
-| 64 x 128 | 2,048 | 4 | the recipe | −11 at 500k, 14.1 at 800k, 18.1 at 909k, 18.9 at 1.4 M |
-| 64 x 128 | 2,048 | 4 | the recipe; another seed | −14.5 at 550k, −0.8 at 850k, 13.4 at 1.3 M: stopped |""",
+| 64 x 128 | 2,048 | 4 | `pong_fast` | −11 at 500k, 14.1 at 800k, 18.1 at 909k, 18.9 at 1.4 M |
+| 64 x 128 | 2,048 | 4 | `pong_fast`; another seed | −14.5 at 550k, −0.8 at 850k, 13.4 at 1.3 M: stopped |""",
     overrides={
         **{
             f"{game}_{agent}": ["experiment=atari/v5", f"agent={agent}", f"env={game}", "meta.max_session=1"]
@@ -71,7 +73,10 @@ the first rollouts, which made the values constant; a `max` of 5e-4 prevents tha
             for agent in ("ppo", "a2c")
         },
         "pong_fast_ppo": ["experiment=atari/pong_fast", "agent=ppo"],
-        "pong_fast_sticky_ppo": ["experiment=atari/pong_fast", "agent=ppo", "env.sticky_actions=0.25"],
+        "pong_fast_sticky_ppo": [
+            *("experiment=atari/pong_fast", "agent=ppo"),
+            *("env.sticky_actions=0.25", "meta.max_session=1"),
+        ],
         "pong_pqn": ["experiment=atari/v5", "agent=pqn", "env=pong", "meta.max_session=1"],
     },
 )
@@ -234,6 +239,7 @@ def section(chapter: Chapter, runs: Mapping[str, Run], records: Records) -> str:
                     **beside,
                     frames_to: _reached(row["reached"] for row in rows) if chapter.goals else "",
                     "best return": _numbers(float(row["best"]) for row in rows),
+                    "minutes": ", ".join(row["minutes"] for row in rows if row["minutes"]),
                     "further overrides": f"`{rows[0]['set']}`" if rows[0]["set"] else "",
                     **records.origin(name),
                 }

@@ -37,11 +37,13 @@ COLUMNS = (
         "return",
         "best",
         "reached",
+        "minutes",
     ),
     *("score", "score_low", "score_high", "final", "sessions", "verdict", "set", "commit", "machine"),
 )
-"""Columns of NUMBERS. `reached`: the frame at which each goal of the chapter was reached, or a dash. Where
-only the mean of several `sessions` is known, one row has no `session`."""
+"""Columns of NUMBERS. `reached`: the frame at which each goal of the chapter was reached, or a dash;
+`minutes`: those of the session. Where only the mean of several `sessions` is known, one row has no
+`session`."""
 
 POINT = ("name", "session", "frame", "return", "commit")
 """Columns of CURVES."""
@@ -139,6 +141,7 @@ def session_rows(run: Run, evaluated: bool = False, goals: Sequence[float] = ())
                     "–" if frame is None else str(int(frame))
                     for frame in (time_to(table["frame"], table["return_mean"], goal) for goal in goals)
                 ),
+                "minutes": round(float(table["wall"][-1]) / 60),
             }
         )
     return rows

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import chapters, curves, solve, studies
 from benchmarks.published import (
     SESSIONS,
@@ -226,12 +228,14 @@ def _studies(root: Path) -> str:
 
 
 def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:
-    """Return those of the named runs that have at least one training row."""
+    """Return those of the named runs of which at least one training row has a return."""
     runs = {name: _run_in(root / name) for name in names}
     return {
         name: run
         for name, run in runs.items()
-        if run is not None and run.sessions and len(run.sessions[0].train.get("return_mean", ()))
+        if run is not None
+        and run.sessions
+        and np.isfinite(np.asarray(run.sessions[0].train.get("return_mean", ()), dtype=float)).any()
     }
 
 
