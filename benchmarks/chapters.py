@@ -50,11 +50,14 @@ training episodes. *Minutes* are those of each session on two cores, which the s
 frames, in three sessions; `pong_fast_sticky` is one session of it with sticky actions. Its values are those
 that rl_games documents for Pong: 64 environments, a learning rate that follows the divergence
 (`agent.lr={kind: kl, rate: 3e-4, target: 0.01, max: 2e-3}`), normalized values with the weight 1, gradients
-of at most 1, and ELU. The table below has earlier runs of PPO without sticky actions, one seed each, with a
-clip range of 0.2 and `gae_lambda=0.95`: the last two with the values of `pong_fast` at commit `d38d7eee`, the
-two before them at `25ea5354`, the others at `5036a2a`. *kl* is `agent.lr={kind: kl, rate: 5e-4, target:
-0.02}`, whose rate rose to its default `max` of 1e-2 within the first rollouts, which made the values
-constant; a `max` of 5e-4 prevents that.
+of at most 1, and ELU. They are not the preset of Pong, because all games have the same presets, so that
+scores over several games compare agents and not values that were tuned on one of them.
+
+The table below has earlier runs of PPO without sticky actions, one seed each, with a clip range of 0.2 and
+`gae_lambda=0.95`: the last two with the values of `pong_fast` at commit `d38d7eee`, the two before them at
+`25ea5354`, the others at `5036a2a`. *kl* is `agent.lr={kind: kl, rate: 5e-4, target: 0.02}`, whose rate rose
+to its default `max` of 1e-2 within the first rollouts, which made the values constant; a `max` of 5e-4
+prevents that.
 
 | steps per update | minibatch | epochs | learning rate and entropy coefficient | return at frames |
 |---|---:|---:|---|---|
