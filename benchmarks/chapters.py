@@ -47,12 +47,13 @@ step of the agent, four of the emulator. *Return* is the raw score, the mean ove
 training episodes. *Minutes* are those of each session on two cores, which the sessions of a run share.
 
 `pong_fast` is `experiment=atari/pong_fast`: PPO without sticky actions, to a return of 18 within 1.6 million
-frames, in three sessions; `pong_fast_sticky` is one session of it with sticky actions. Its values are those
-that rl_games documents for Pong: 64 environments, a learning rate that follows the divergence
-(`agent.lr={kind: kl, rate: 3e-4, target: 0.01, max: 2e-3}`), normalized values with the weight 1, gradients
-of at most 1, and ELU. They are not the preset of Pong: with sticky actions, one seed reached 3 after a
-million frames, and two seeds of the preset −2 and 10. Besides, all games have the same presets, so that
-scores over several games compare agents and not values that were tuned on one of them.
+frames, in three sessions; `pong_fast_sticky` is one session of it with sticky actions, whose cores were
+shared with other trainings. The values are those that rl_games documents for Pong: 64 environments, a
+learning rate that follows the divergence (`agent.lr={kind: kl, rate: 3e-4, target: 0.01, max: 2e-3}`),
+normalized values with the weight 1, gradients of at most 1, and ELU.
+They are not the preset of Pong: with sticky actions, one seed reached 3 after a million frames, and two
+seeds of the preset −2 and 10. Besides, all games have the same presets, so that scores over several games
+compare agents and not values that were tuned on one of them.
 
 The table below has earlier runs of PPO without sticky actions, one seed each, with a clip range of 0.2 and
 `gae_lambda=0.95`: the last two with the values of `pong_fast` at commit `d38d7eee`, the two before them at

@@ -95,7 +95,7 @@ def check_environment(env: Mapping[str, Any], option: str) -> None:
     played = env.get("game", env.get("id"))
     here = meant(played) if played else "env=gymnasium env.id=null env.name=<name>"
     # A class of the user's own may have any name but that of the option. Two options may have the same id.
-    own = played in (option, ids.get(option)) or here == f"env={option}"
+    own = here == f"env={option}" or played == ids.get(option)
     if option in ids and not own and (played or name == option):
         why = "the run would have the name, presets and budget of another environment"
         raise InputError.contradiction(f"{key}={played}", f"env={option}", why, f"Type {here} instead")
