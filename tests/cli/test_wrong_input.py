@@ -58,6 +58,7 @@ SUGGESTED = {
     "agent.lrr=1": "agent.lr?",
     "+agent.horizn=4": "agent.horizon?",
     "env=brakeout": "env=breakout?",
+    "expriment=sb3/ppo": "experiment=<option>?",
     "agent/offline=null": "agent/offline=none?",
     "env=gridworld": "--config-dir=<folder>",
     "agent.network.head_activation=relu": "agent.network.head_activation=ReLU?",

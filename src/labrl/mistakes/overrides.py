@@ -43,6 +43,8 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
     for one in parsed:
         key, value = one.key_or_group, one.value()
         is_group = "/" in key or bool(loader.get_group_options(key))
+        if isinstance(value, str) or one.is_sweep_override():  # all options of experiment are in folders
+            is_group = is_group or bool(loader.get_group_options(key, ObjectType.GROUP))
         (choices if is_group else keys).append(one)
         if one.is_sweep_override() and not multirun:
             fix = f"Write labrl -m '{one.input_line}' for an experiment or a search"
