@@ -59,6 +59,8 @@ SUGGESTED = {
     "+agent.horizn=4": "agent.horizon?",
     "env=brakeout": "env=breakout?",
     "expriment=sb3/ppo": "experiment=<option>?",
+    # keys of an experiment that another agent does not have
+    "experiment=zoo/ppo_cartpole agent=dqn": "zoo/ppo_cartpole.yaml",
     "agent/offline=null": "agent/offline=none?",
     "env=gridworld": "--config-dir=<folder>",
     "agent.network.head_activation=relu": "agent.network.head_activation=ReLU?",

@@ -286,7 +286,7 @@ def unresolved(error: OmegaConfBaseException) -> InputError:
 
 @contextmanager
 def naming_file(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Context manager: add to an InputError which presets and which files of the user set its keys.
+    """Context manager: add to an InputError which presets, experiments and files of the user set its keys.
 
     overrides, config_dir: overrides and folder from which the configuration was composed.
     """
@@ -295,7 +295,9 @@ def naming_file(overrides: Sequence[str], config_dir: str | os.PathLike[str] | N
     except InputError as error:
         typed, files = set(map(key_of, overrides)), dict[str, str]()
         for path, origin, content in _composed_files(list(overrides), config_dir):
-            if path.startswith("preset/") or not origin.startswith(os.fspath(config_folder())):
+            if path.startswith(("preset/", "experiment/")) or not origin.startswith(
+                os.fspath(config_folder())
+            ):
                 files |= dict.fromkeys(_values(content).keys() - typed, origin)
 
         def named(one: LabrlError) -> LabrlError:
