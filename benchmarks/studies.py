@@ -37,6 +37,15 @@ _A2C = {
     "agent.normalize_advantage": "choice(true, false)",
 }
 
+_PPO = {
+    "agent.lr.start": "tag(log, interval(2e-4, 2e-3))",
+    "agent.horizon": "choice(64, 128, 256, 512)",
+    "agent.epochs": "choice(4, 8, 10)",
+    "agent.batch_size": "choice(64, 128, 256)",
+    "agent.gae_lambda": "choice(0.9, 0.95, 0.98)",
+    "agent.entropy_coef": "tag(log, interval(1e-4, 3e-2))",
+}
+
 _LONG = {"agent.gamma": "choice(0.98, 0.99, 0.995, 0.999)"}
 
 _GAUSSIAN = {"agent.log_std_init": "choice(-1.0, -0.5, 0.0)"}
@@ -74,6 +83,7 @@ SPACES: dict[str, dict[str, str]] = {
     "lunar_lander_dqn": _DQN
     | {"agent.updates_per_frame": "choice(0.125, 0.25)", "agent.target.every": "choice(250, 500, 1000)"}
     | _FEW,
+    "lunar_lander_ppo": _PPO | _LONG | {"transforms.reward": f"null,{_NORMALIZED}"},
     "lunar_lander_a2c": _A2C | _LONG | {"transforms.reward": f"null,{_NORMALIZED}"},
     "lunar_lander_continuous_a2c": _A2C | _LONG | _GAUSSIAN,
     "pendulum_a2c": _A2C | {"agent.gamma": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
