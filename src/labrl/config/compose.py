@@ -295,9 +295,8 @@ def naming_file(overrides: Sequence[str], config_dir: str | os.PathLike[str] | N
     except InputError as error:
         typed, files = set(map(key_of, overrides)), dict[str, str]()
         for path, origin, content in _composed_files(list(overrides), config_dir):
-            if path.startswith(("preset/", "experiment/")) or not origin.startswith(
-                os.fspath(config_folder())
-            ):
+            is_own = origin.startswith(os.fspath(config_folder()))
+            if not is_own or path.startswith(("preset/", "experiment/")):
                 files |= dict.fromkeys(_values(content).keys() - typed, origin)
 
         def named(one: LabrlError) -> LabrlError:

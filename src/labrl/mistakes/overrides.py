@@ -43,7 +43,7 @@ def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) 
     for one in parsed:
         key, value = one.key_or_group, one.value()
         is_group = "/" in key or bool(loader.get_group_options(key))
-        if isinstance(value, str) or one.is_sweep_override():  # all options of experiment are in folders
+        if isinstance(value, str) or one.is_sweep_override():  # the options of experiment are all in folders
             is_group = is_group or bool(loader.get_group_options(key, ObjectType.GROUP))
         (choices if is_group else keys).append(one)
         if one.is_sweep_override() and not multirun:
