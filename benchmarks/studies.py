@@ -14,6 +14,7 @@ from benchmarks import record
 from benchmarks.published import Cell, cells, number
 from labrl.analysis.search_result import SearchResult, importances, read_search
 from labrl.config.compose import compose, to_plain
+from labrl.experiment.search.space import as_override
 from labrl.run.atomic import write_atomic
 from labrl.run.experiment import Experiment
 
@@ -124,19 +125,6 @@ class Study:
         assert search is not None, f"{self.cell.name}: no search"
         return search
 
-    def mean(self, trial: int | None) -> float | None:
-        """Return the final return of a trial on the fresh seeds, or None if it failed.
-
-        trial: None is the preset before the study.
-        """
-        (one,) = (one for one in self.info["search"]["confirm"]["candidates"] if one["trial"] == trial)
-        return None if one["mean"] is None else float(one["mean"])
-
-    @property
-    def winner(self) -> int:
-        """Number of the trial with the highest mean on the fresh seeds."""
-        return int(self.info["search"]["confirm"]["winner"])
-
     @property
     def frames(self) -> int:
         """Number of frames of a trial that is not pruned."""
@@ -149,8 +137,9 @@ class Study:
 
     def is_preset(self) -> bool:
         """Return whether the preset has the winner's values, up to the relative difference `ROUNDED`."""
-        (params,) = (trial["params"] for trial in self.info["trials"] if trial["number"] == self.winner)
-        chosen = [f"{key}={'null' if value is None else value}" for key, value in params.items()]
+        winner = self.search.winner
+        assert winner is not None, f"{self.cell.name}: nothing was confirmed"
+        chosen = [f"{key}={as_override(value)}" for key, value in winner.params.items()]
         overrides = list(self.cell.overrides)
         now, found = (to_plain(compose(one)) for one in (overrides, overrides + chosen))
         return _alike(now | {"meta": None}, found | {"meta": None})
@@ -218,8 +207,7 @@ def _line(study: Study) -> str:
         f"{study.frames:,}",
         len(search.trials),
         pruned,
-        number(study.mean(study.winner)),
-        number(study.mean(None)),
+        *(number(one.mean if one else None) for one in (search.winner, search.default)),
         ", ".join(f"`{key}` {share:.0%}" for key, share in mattered),
         taken,
     ]

@@ -137,8 +137,7 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
         beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
         if not parent:
             beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
-            without_keys = ("experiment", "preset")
-            beside |= {group: setting_of(group) for group in without_keys}
+            beside |= {group: setting_of(group) for group in ("experiment", "preset")}  # without keys
         near = [name for name in reversed(keys) if name.endswith(f".{leaf}")][:3]
         near = near or [beside[name] for name in nearest(leaf, beside, 3)]
         near = near or nearest(key, () if parent in keys else keys, 3)

@@ -74,8 +74,7 @@ class Space:
         searched: dict[str, tuple[str, Distribution]] = {}
         fixed: dict[str, str] = {}
         own = [
-            f"{key}={value if isinstance(value, str) else _as_override(value)}"
-            for key, value in ready.items()
+            f"{key}={value if isinstance(value, str) else as_override(value)}" for key, value in ready.items()
         ]
         for override in [*own, *overrides]:
             key, found = key_of(override), _parsed(override)
@@ -114,7 +113,7 @@ class Space:
         """Return the overrides of the trial with the values `params`. A searched group without a value in
         `params` has its first option."""
         groups = {key: value for key, value in self.first().items() if "." not in key}
-        values = [f"{key}={_as_override(value)}" for key, value in {**groups, **params}.items()]
+        values = [f"{key}={as_override(value)}" for key, value in {**groups, **params}.items()]
         overrides = [*self.fixed, *values]
         typed = set(map(key_of, overrides))
         named = [
@@ -173,7 +172,7 @@ def _parsed(text: str) -> tuple[str, Distribution] | None:
         raise InputError.about(text, first_line(error), fix, code=code, key=key_of(text)) from error
 
 
-def _as_override(value: Any) -> str:
+def as_override(value: Any) -> str:
     """Return the value in Hydra's syntax. A text in brackets or quotes already has this syntax."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
