@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ CELL = next(cell for cell in cells() if cell.name == "pendulum_a2c")
 RECORDED = results.PAGE.with_suffix("") / "studies" / f"{CELL.name}.json"
 
 
-def experiment(path: Path, command: str) -> Experiment:
-    """Write the finished search of the cell to `path`; `command` is that of its best trial."""
+def experiment(
+    path: Path, overrides: Sequence[str] = (), winner: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Write the finished search of the cell to `path`, with `overrides` in the command of its best trial.
+
+    winner: values that the winner of the fresh seeds had in addition to the recorded ones.
+    """
     info = json.loads(RECORDED.read_text())
     info |= {"format_version": Experiment.FORMAT_VERSION, "status": "finished", "overrides": CELL.overrides}
     for trial in info["trials"]:
@@ -32,16 +38,20 @@ def experiment(path: Path, command: str) -> Experiment:
     info["search"] |= {"storage": f"sqlite:///{path}/study.db", "study_name": "labrl"}
     for candidate in info["search"]["confirm"]["candidates"]:
         candidate["folders"] = [f"{path}/a"]
-    info["search"]["best"]["command"] = command
+        if candidate["trial"] == info["search"]["confirm"]["winner"]:
+            candidate["params"] |= winner or {}
+    command = ["labrl", *CELL.overrides, "meta.num_cpus=1", *overrides]
+    info["search"]["best"]["command"] = " ".join(command)
     path.mkdir(parents=True)
     (path / "experiment.json").write_text(json.dumps(info))
     return Experiment(path)
 
 
-def kept(tmp_path: Path, *overrides: str) -> studies.Study:
-    """Store and read back a study whose best trial has the overrides of CELL and `overrides`."""
-    command = " ".join(["labrl", *CELL.overrides, "meta.num_cpus=1", *overrides])
-    studies.keep(experiment(tmp_path / "elsewhere", command), CELL, tmp_path / "kept")
+def kept(
+    tmp_path: Path, overrides: Sequence[str] = (), winner: Mapping[str, Any] | None = None
+) -> studies.Study:
+    """Store and read back the study of `experiment`."""
+    studies.keep(experiment(tmp_path / "elsewhere", overrides, winner), CELL, tmp_path / "kept")
     (study,) = studies.read(tmp_path / "kept")
     return study
 
@@ -63,25 +73,45 @@ def test_stored_study_contains_no_paths_or_hosts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "is_preset"),
+    ("winner", "is_preset"),
     [
-        ("", True),
-        ("agent.lr.start={other_lr}", False),
-        ("agent/optimizer=ppo_adam", False),
-        ("env.max_frame=3e4", True),  # a search may be shorter
+        ({}, True),
+        ({"agent.lr.start": 1.02}, True),  # a preset is rounded
+        ({"agent.lr.start": 1.1}, False),
+        ({"agent/optimizer": "ppo_adam"}, False),
     ],
 )
 def test_results_page_states_whether_a_preset_has_the_values_of_its_study(
-    tmp_path: Path, change: str, is_preset: bool
+    tmp_path: Path, winner: dict[str, Any], is_preset: bool
 ) -> None:
-    agent = compose(CELL.overrides).agent
-    override = change.format(other_lr=agent.lr.start * 1.1)
-    study = kept(tmp_path, *([override] if override else []))
+    start = compose(CELL.overrides).agent.lr.start
+    values = {key: start * value if key == "agent.lr.start" else value for key, value in winner.items()}
+    study = kept(tmp_path, winner=values)
     assert study.is_preset() == is_preset
-    (line,) = (line for line in studies.section([study]).splitlines() if line.startswith("| pendulum"))
-    frames = "30,000" if "max_frame" in change else "300,000"
-    assert line.startswith(f"| pendulum\\_a2c | {frames} | 30 | 24 | −213.7 | −445.9 | `agent.")
+    line = line_of(study)
+    assert line.startswith("| pendulum\\_a2c | 300,000 | 30 | 24 | −213.7 | −445.9 | `agent.")
     assert line.endswith("| has its values |" if is_preset else "| keeps its own |")
+
+
+def test_results_page_states_the_frames_of_a_search_that_is_shorter_than_its_cell(tmp_path: Path) -> None:
+    study = kept(tmp_path, ["env.max_frame=3e4"])
+    assert study.is_preset()
+    assert line_of(study).startswith("| pendulum\\_a2c | 30,000 | 30 |")
+
+
+def test_results_page_states_the_winner_where_the_search_recommends_the_default() -> None:
+    (study,) = (study for study in KEPT if study.cell.name == "lunar_lander_ppo")
+    search = study.search
+    assert search.confirmed_best is search.default
+    assert "| 251.8 | 211.8 |" in line_of(study)
+    assert study.is_preset()
+
+
+def line_of(study: studies.Study) -> str:
+    (line,) = (
+        line for line in studies.section([study]).splitlines() if line.startswith(f"| {study.cell.name[:4]}")
+    )
+    return line
 
 
 def test_study_is_started_resumed_and_added_to_the_results_page(
@@ -94,7 +124,7 @@ def test_study_is_started_resumed_and_added_to_the_results_page(
     assert results.command(overrides, root / name) == [*overrides, f"hydra.sweep.dir={root / name}"]
     results.write_page(root)
     assert "# Studies" not in (tmp_path / "results.md").read_text()
-    experiment(root / name, " ".join(["labrl", *CELL.overrides]))
+    experiment(root / name)
     assert results.command(overrides, root / name) == ["-m", f"+resume={root / name}"]
     asked: list[Any] = []
     monkeypatch.setattr(results, "uncommitted", str)
@@ -109,9 +139,7 @@ def test_study_is_started_resumed_and_added_to_the_results_page(
 
 @pytest.mark.parametrize("study", KEPT, ids=lambda study: study.cell.name)
 def test_results_page_agrees_with_each_stored_study(study: studies.Study) -> None:
-    (line,) = (
-        line for line in studies.section([study]).splitlines() if line.startswith(f"| {study.cell.name[:4]}")
-    )
+    line = line_of(study)
     expected = line.split("|")
     (on_page,) = (row.split("|") for row in results.PAGE.read_text().splitlines() if row[:30] == line[:30])
     assert (on_page[1:7], on_page[-2]) == (expected[1:7], expected[-2])
