@@ -174,7 +174,8 @@ def sentences(text: str, fix: str = "") -> str:
     fix = fix.strip()
     if fix and not fix[0].isupper():
         fix = f"Set {fix}"
-    return f"{text.rstrip('.')}. {fix}" if fix else text
+    end = "" if text.endswith("?") else "."
+    return f"{text.rstrip('.')}{end} {fix}" if fix else text
 
 
 class LabrlError(Exception):
