@@ -165,7 +165,12 @@ def test_environment_gets_actions_of_its_declared_dtype(vectorization: str) -> N
     ("component", "code", "key", "named"),
     [
         (gymnasium_env("CartPole-v7"), "unknown-option", "env.id", ["CartPole-v7", "v1"]),
-        (gymnasium_env("Nowhere/Nothing-v0"), "unknown-option", "env.id", ["Nowhere? ", "env.import_module="]),
+        (
+            gymnasium_env("Nowhere/Nothing-v0"),
+            "unknown-option",
+            "env.id",
+            ["Nowhere? ", "env.import_module="],
+        ),
         (
             gymnasium_env("X-v0", import_module="no_such_package"),
             "not-installed",
