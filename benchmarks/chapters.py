@@ -92,7 +92,7 @@ MUJOCO = Chapter(
     text="""Two sessions each, with the settings of SLM Lab's cells (16 environments): a million frames of
 PPO, but with two networks of 64 x 64 units instead of 256 x 256, and 200,000 frames of SAC, which updates
 once per frame. For example: `make results ARGS=hopper_ppo`. *Return* is the mean over the last 100 training
-episodes, and *minutes* are those of each session, which share the two cores. SLM Lab publishes,
+episodes, and *minutes* are those of each session on two cores, which both share. SLM Lab publishes,
 over four million frames and four sessions, 950 for InvertedPendulum, -5.0 for Reacher, 282 for
 Swimmer and 1,654 for Hopper; these runs are shorter and are not compared with them.
 CleanRL publishes the same quantity for PPO after as many frames, with its standard deviation over three

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,14 @@ def kept(
     return study
 
 
+def line_of(study: studies.Study) -> str:
+    """Return the line of the study in the table of the results page."""
+    (line,) = (
+        line for line in studies.section([study]).splitlines() if line.startswith(f"| {study.cell.name[:4]}")
+    )
+    return line
+
+
 def test_stored_study_contains_no_paths_or_hosts(tmp_path: Path) -> None:
     study = kept(tmp_path)
     text = (tmp_path / "kept" / "pendulum_a2c.json").read_text()
@@ -75,18 +83,16 @@ def test_stored_study_contains_no_paths_or_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("winner", "is_preset"),
     [
-        ({}, True),
-        ({"agent.lr.start": 1.02}, True),  # a preset is rounded
-        ({"agent.lr.start": 1.1}, False),
-        ({"agent/optimizer": "ppo_adam"}, False),
+        (lambda lr: {}, True),
+        (lambda lr: {"agent.lr.start": 1.02 * lr}, True),  # a preset is rounded
+        (lambda lr: {"agent.lr.start": 1.1 * lr}, False),
+        (lambda lr: {"agent/optimizer": "ppo_adam"}, False),
     ],
 )
 def test_results_page_states_whether_a_preset_has_the_values_of_its_study(
-    tmp_path: Path, winner: dict[str, Any], is_preset: bool
+    tmp_path: Path, winner: Callable[[float], dict[str, Any]], is_preset: bool
 ) -> None:
-    start = compose(CELL.overrides).agent.lr.start
-    values = {key: start * value if key == "agent.lr.start" else value for key, value in winner.items()}
-    study = kept(tmp_path, winner=values)
+    study = kept(tmp_path, winner=winner(compose(CELL.overrides).agent.lr.start))
     assert study.is_preset() == is_preset
     line = line_of(study)
     assert line.startswith("| pendulum\\_a2c | 300,000 | 30 | 24 | −213.7 | −445.9 | `agent.")
@@ -96,7 +102,9 @@ def test_results_page_states_whether_a_preset_has_the_values_of_its_study(
 def test_results_page_states_the_frames_of_a_search_that_is_shorter_than_its_cell(tmp_path: Path) -> None:
     study = kept(tmp_path, ["env.max_frame=3e4"])
     assert study.is_preset()
-    assert line_of(study).startswith("| pendulum\\_a2c | 30,000 | 30 |")
+    line = line_of(study)
+    assert line.startswith("| pendulum\\_a2c | 30,000 | 30 | 24 | −213.7 | −445.9 | `agent.")
+    assert line.endswith("| has its values |")
 
 
 def test_results_page_states_the_winner_where_the_search_recommends_the_default() -> None:
@@ -105,13 +113,6 @@ def test_results_page_states_the_winner_where_the_search_recommends_the_default(
     assert search.confirmed_best is search.default
     assert "| 251.8 | 211.8 |" in line_of(study)
     assert study.is_preset()
-
-
-def line_of(study: studies.Study) -> str:
-    (line,) = (
-        line for line in studies.section([study]).splitlines() if line.startswith(f"| {study.cell.name[:4]}")
-    )
-    return line
 
 
 def test_study_is_started_resumed_and_added_to_the_results_page(
