@@ -55,6 +55,9 @@ They are not the preset of Pong: with sticky actions, one seed reached 3 after a
 seeds of the preset −2 and 10. Besides, all games have the same presets, so that scores over several games
 compare agents and not values that were tuned on one of them.
 
+`1500k` are runs of 1.5 million frames with sticky actions: with the preset of PPO, whose learning rate falls
+to 0 over the run, and with the values of `pong_fast` (`1500k_fast`).
+
 The table below has earlier runs of PPO without sticky actions, one seed each, with a clip range of 0.2 and
 `gae_lambda=0.95`: the last two with the values of `pong_fast` at commit `d38d7eee`, the two before them at
 `25ea5354`, the others at `5036a2a`. *kl* is `agent.lr={kind: kl, rate: 5e-4, target: 0.02}`, whose rate rose
@@ -82,6 +85,14 @@ prevents that.
             *("experiment=atari/pong_fast", "agent=ppo"),
             *("env.sticky_actions=0.25", "meta.max_session=1"),
         ],
+        **{
+            f"{game}_{recipe}_ppo": [
+                *(f"experiment=atari/{experiment}", "agent=ppo", f"env={game}"),
+                *("env.sticky_actions=0.25", "env.max_frame=1.5e6", "meta.max_session=1"),
+            ]
+            for game in ("breakout", "space_invaders")
+            for recipe, experiment in (("1500k", "v5"), ("1500k_fast", "pong_fast"))
+        },
         "pong_pqn": ["experiment=atari/v5", "agent=pqn", "env=pong", "meta.max_session=1"],
     },
 )
