@@ -21,7 +21,7 @@ PAGE = "curves.md"
 
 PREFACE = """# Curves
 
-The return over frames of every cell of the [results](../results.md) whose rows were kept: the mean over the
+The return over frames of the cells of the [results](../results.md): the mean over the
 last 100 training episodes of each session (thin), and the mean of the sessions (thick). The dashed line is
 the published score, where there is one. `curves.csv` contains the points, at most 50 for each session, and
 the commit with which they were measured.
@@ -42,7 +42,7 @@ class Panel:
 
 def write_page(records: Records) -> None:
     """Write the page and a picture for each environment and chapter in the folder of the records."""
-    text, without = PREFACE, []
+    text = PREFACE
     for title, name, panels in _pictures():
         drawn = [panel for panel in panels if records.curve(panel.name)]
         pictures = {}
@@ -53,20 +53,11 @@ def write_page(records: Records) -> None:
             early = records.folder / f"{panel.name}.png"  # drawn before points were kept
             if panel in drawn:
                 early.unlink(missing_ok=True)
-            elif panel.name not in records.numbers:
-                continue
             elif early.exists():
                 pictures[panel.name] = panel.name
-            else:
-                without.append(panel.name)
         text += f"\n## {title}\n" if pictures else ""
         for file, what in pictures.items():
             text += f"\n![Return over frames of {what}]({file}.png)\n"
-    if without:
-        names = "\n".join(f"- `{name}`" for name in without)
-        text += (
-            f"\n## Without a curve\n\nOnly the results of these cells were kept, not their rows:\n\n{names}\n"
-        )
     (records.folder / PAGE).write_text(text)
 
 

@@ -81,8 +81,6 @@ class Result:
     """Interquartile mean of the final returns."""
     sessions: int = 0
     """Number of finished sessions."""
-    scores: tuple[float, ...] = ()
-    """The score of each session; empty if it was not recorded."""
 
 
 def number(value: float | None) -> str:
@@ -129,7 +127,7 @@ def judged(cell: Cell, run: Run | None) -> Result:
         verdict = "unfinished"
     else:
         verdict = compare(cell, score)
-    return Result(cell, verdict, score, final, finished, tuple(scores.tolist()))
+    return Result(cell, verdict, score, final, finished)
 
 
 def as_rows(result: Result, run: Run) -> list[dict[str, Any]]:
@@ -144,21 +142,12 @@ def as_rows(result: Result, run: Run) -> list[dict[str, Any]]:
 
 
 def from_rows(cell: Cell, rows: Sequence[Mapping[str, str]]) -> Result:
-    """Return the result of `cell` that was recorded as `rows`.
-
-    Its interval and verdict are computed again, except where only the mean of the sessions was recorded.
-    """
-    first = rows[0]
+    """Return the result of `cell` that was recorded as `rows`, with a new interval and verdict."""
     scores, finals = (np.array([float(row[key]) for row in rows if row[key]]) for key in ("score", "final"))
-    if first["session"]:
-        score = aggregates(scores)["mean"]
-        final = float(aggregates(finals)["iqm"].value) if len(finals) else None
-        sessions = sum(row["status"] == "finished" for row in rows)
-    else:
-        score = Estimate(scores[0], float(first["score_low"]), float(first["score_high"]))
-        final, sessions, scores = float(finals[0]), int(first["sessions"]), np.array([])
-    verdict = compare(cell, score) if first["verdict"] in VERDICTS else first["verdict"]
-    return Result(cell, verdict, score, final, sessions, tuple(scores.tolist()))
+    score, verdict = aggregates(scores)["mean"], rows[0]["verdict"]
+    final = float(aggregates(finals)["iqm"].value) if len(finals) else None
+    finished = sum(row["status"] == "finished" for row in rows)
+    return Result(cell, compare(cell, score) if verdict in VERDICTS else verdict, score, final, finished)
 
 
 def newer(known: Result | None, found: Result) -> Result:
@@ -203,7 +192,7 @@ def as_markdown(results: Sequence[Result], origins: Mapping[str, Mapping[str, st
             f"{cell.frames:,}",
             cell.agent.replace("_", "\\_"),
             number(cell.score),
-            _formatted(result.score) + ("" if result.scores or result.score is None else " \\*"),
+            _formatted(result.score),
             number(result.final),
             result.verdict + progress,
         ]

@@ -39,11 +39,10 @@ COLUMNS = (
         "reached",
         "minutes",
     ),
-    *("score", "score_low", "score_high", "final", "sessions", "verdict", "set", "commit", "machine"),
+    *("score", "final", "verdict", "set", "commit", "machine"),
 )
 """Columns of NUMBERS. `reached`: the frame at which each goal of the chapter was reached, or a dash;
-`minutes`: those of the session. Where only the mean of several `sessions` is known, one row has no
-`session`."""
+`minutes`: those of the session."""
 
 POINT = ("name", "session", "frame", "return", "commit")
 """Columns of CURVES."""
@@ -102,8 +101,8 @@ class Records:
         if data := offline.get("folder"):
             file = os.path.relpath(self.config_file(Path(data).name))
             lines.append(f"after labrl +rerun={file} hydra.run.dir={data}")
-        count = rows[0].get("sessions") or len(rows)
-        lines.append(f"sessions: {count}, seed: {config['seed']}, commit: {commit_text(rows[0]['commit'])}")
+        code = commit_text(rows[0]["commit"])
+        lines.append(f"sessions: {len(rows)}, seed: {config['seed']}, commit: {code}")
         return "".join(f"# {line}\n" for line in lines).replace("`", "")
 
     def origin(self, name: str) -> dict[str, str]:

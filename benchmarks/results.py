@@ -72,9 +72,6 @@ with other budgets, or not at all.
   the score of a cell is the mean over its sessions. In brackets is its 95 % interval (Student's t, of at
   least four sessions; [why](explanation/statistics.md#intervals)), which may reach beyond the highest
   possible score.
-- \\*: the scores of the sessions were not kept, but only their mean and the interval of the bootstrap, which
-  is too narrow. The t interval of any four numbers is at most 2.13 times as wide as that of the bootstrap,
-  and the table shows this bound.
 - *final return*: see [statistics](explanation/statistics.md).
 - *equal*: labrl's whole interval is within a margin around the published score, 5 % of that score's
   distance from the random policy (a test of equivalence). *better*, *worse*: the published score is outside
