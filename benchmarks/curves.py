@@ -21,10 +21,10 @@ PAGE = "curves.md"
 
 PREFACE = """# Curves
 
-The return over frames of the cells of the [results](../results.md): the mean over the
-last 100 training episodes of each session (thin), and the mean of the sessions (thick). The dashed line is
-the published score, where there is one. `curves.csv` contains the points, at most 50 for each session, and
-the commit with which they were measured.
+The return over frames of the cells of the [results](../results.md): the mean over the last 100 training
+episodes of each session (thin), and the mean of the sessions (thick). The dashed line is the published
+score, where there is one. `curves.csv` contains the points, at most 50 for each session, and the commit with
+which they were measured.
 """
 
 PANELS = 4

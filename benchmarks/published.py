@@ -142,7 +142,7 @@ def as_rows(result: Result, run: Run) -> list[dict[str, Any]]:
 
 
 def from_rows(cell: Cell, rows: Sequence[Mapping[str, str]]) -> Result:
-    """Return the result of `cell` that was recorded as `rows`, with a new interval and verdict."""
+    """Return the result of `cell` recorded as `rows`, whose interval and verdict are computed again."""
     scores, finals = (np.array([float(row[key]) for row in rows if row[key]]) for key in ("score", "final"))
     score, verdict = aggregates(scores)["mean"], rows[0]["verdict"]
     final = float(aggregates(finals)["iqm"].value) if len(finals) else None

@@ -78,8 +78,8 @@ with other budgets, or not at all.
   labrl's interval. *undecided*: the sessions cannot tell; `--sessions 8` trains eight of a cell. The spread
   of published scores is not known, so they count as exact. Cells in which labrl is worse are bold.
 - *commit*, *configuration*, *machine*: the code that ran, its whole configuration and the processor. What was
-  not recorded is not known: cells without a commit are from an early version of labrl and cannot be repeated
-  exactly, and neither can those *with changes*, which were trained with code that was not committed.
+  not recorded is not known. Cells *with changes* were trained with code that was not committed, and cannot
+  be repeated exactly.
 
 """
 
